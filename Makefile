@@ -1,0 +1,47 @@
+# Everything a developer runs. `make` alone lists the goals.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+export OMP_NUM_THREADS ?= 1
+
+BIN := .venv/bin
+SOURCES := kvstore engine_adapters tests
+PYTEST_ARGS ?=
+
+.PHONY: help env demo test check unit slow proto format bench clean
+
+help: ## list the goals
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: ## build .venv (again only when the pins changed)
+	@scripts/env.sh
+
+demo: env ## the main job on real input: a model's prefix goes in, survives a restart and comes back
+	@$(BIN)/kvstore demo
+
+test: check unit ## the fast stage: generated code, format, lint, types, tidy, tests
+
+check: env ## everything of the fast stage except the tests
+	scripts/generate_proto.sh --check
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+
+unit: env ## the tests of the fast stage (PYTEST_ARGS="-k name" to select)
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+slow: env ## the tests that take longer
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+proto: ## regenerate the code from proto/ with the oldest supported toolchain
+	scripts/generate_proto.sh
+
+format: env ## format the code and apply the safe fixes
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+bench: env ## measure (BENCH_ARGS="host put --json FILE")
+	$(BIN)/kvstore bench $(BENCH_ARGS)
+
+clean: ## remove what was built here (the data of a running daemon is not touched)
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
