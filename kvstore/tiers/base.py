@@ -1,0 +1,239 @@
+"""The tier seam: batch verbs that return futures. No TTL and no policy in a tier, no I/O in a policy.
+
+The unit that crosses the seam is a *frame*: a run of blocks as written together, with the same parts for every
+block. `main` frames hold the required parts of a run; `side` frames hold trailing or checkpoint parts of some blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from kvstore.layout import Part
+from kvstore.namespace import Namespace
+from kvstore.types import BlockHash, Fingerprint, MissReason
+
+
+class FrameKind(IntEnum):
+    """Numbers are part of the disk format."""
+
+    MAIN = 1
+    SIDE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLocation:
+    """Where a frame lies: `segment` names the file, offset and length_bytes its place in it, header included (whole pages)."""
+
+    segment: int
+    offset: int
+    header_bytes: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """What a frame says about itself, wherever it lies.
+
+    `parent` is the hash before the first key (32 zero bytes in side frames and flat namespaces). `provenance` is 0 for
+    exact bytes, else the replay horizon H of approx(H). Units: written_at is wall time in seconds.
+    """
+
+    namespace: Fingerprint
+    kind: FrameKind
+    parent: BlockHash
+    keys: bytes
+    parts: tuple[Part, ...]
+    retention_class: str
+    written_at: float
+    provenance: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartImage:
+    """The slot images of one part of a frame, in block order.
+
+    `images` are writable views of whole slots (stride_bytes each), contiguous slots coalesced; the tier writes its
+    trailers into their padding. The caller keeps them still until the future resolves.
+    Shapes: lengths u32[n]; digests 16 bytes x segments x n, packed.
+    """
+
+    part: Part
+    images: tuple[memoryview, ...]
+    lengths: bytes
+    digests: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FrameWrite:
+    """One frame to append. `bucket` groups frames into segments that die together; its meaning is the policy's."""
+
+    header: FrameHeader
+    parts: tuple[PartImage, ...]
+    bucket: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """`location` is durable (behind fdatasync) when set; else `refusal` says why nothing was kept."""
+
+    location: FrameLocation | None
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRead:
+    """Read records [first, first + n) of one part of a frame into the caller's slot images.
+
+    `block_count` and `parts` are the frame's own, `parts[part_position]` is the part to read, `keys` the n packed hashes
+    expected in the records' trailers. `into` are writable views of whole slots that cover n x stride_bytes, in order.
+    Record i of part p lies at offset + header_bytes + block_count * sum(strides of the parts before p) + i * stride.
+    """
+
+    location: FrameLocation
+    block_count: int
+    parts: tuple[Part, ...]
+    part_position: int
+    first: int
+    keys: bytes
+    into: tuple[memoryview, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """The first `good` records are intact (key, part, digest); `reason` says what stopped the rest.
+
+    Shapes: lengths u32[good]; digests 16 x segments x good, packed.
+    """
+
+    good: int
+    lengths: bytes
+    digests: bytes
+    reason: MissReason | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TouchNote:
+    """The latest touch of a frame, kept so that a sliding TTL survives a restart. May be lost; never wrong."""
+
+    location: FrameLocation
+    retention_class: str
+    touched_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredFrame:
+    """A frame found at start: its header, its place and its last known touch."""
+
+    header: FrameHeader
+    location: FrameLocation
+    retention_class: str
+    touched_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What recovery found; printed at start and kept for `status`."""
+
+    namespaces: tuple[Namespace, ...]
+    frames: int
+    blocks: int
+    bytes_kept: int
+    frames_dropped: int
+    bytes_dropped: int
+    unknown_files: tuple[str, ...]
+    rebuilt: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TierUsage:
+    """Bytes as the file system counts them."""
+
+    capacity_bytes: int
+    used_bytes: int
+    free_bytes: int
+    segments: int
+    written_bytes: int
+    queued_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """One segment, for eviction, `inspect` and `verify`."""
+
+    segment: int
+    path: str
+    bucket: str
+    bytes: int
+    frames: int
+    sealed: bool
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TierHealth:
+    """`readable` and `writable` as last seen, and why not."""
+
+    readable: bool
+    writable: bool
+    detail: str = ""
+
+
+class Tier(Protocol):
+    """A place for frames. Every verb is thread-safe, and bounded by the tier's own pools and queues.
+
+    Threads: futures resolve on the tier's threads; callbacks must be short and must not call back into `close`.
+    """
+
+    def register(self, namespace: Namespace) -> None:
+        """Make a namespace durable before any frame of it is written; idempotent."""
+        ...
+
+    def write(self, frames: Sequence[FrameWrite]) -> list[Future[WriteResult]]:
+        """Append frames in order; each future resolves when its frame and all before it are durable, or refused."""
+        ...
+
+    def read_into(self, reads: Sequence[FrameRead]) -> list[Future[ReadResult]]:
+        """Read and verify records into the caller's slots."""
+        ...
+
+    def annotate(self, notes: Sequence[TouchNote]) -> None:
+        """Remember touches lazily."""
+        ...
+
+    def delete(self, frames: Sequence[FrameLocation]) -> Future[int]:
+        """Forget frames for good and give their bytes back where the file system can; resolves to bytes freed."""
+        ...
+
+    def unlink(self, segments: Sequence[int]) -> Future[int]:
+        """Remove whole segments; resolves to bytes freed."""
+        ...
+
+    def recover(self) -> Iterable[RecoveredFrame]:
+        """Yield every durable frame once, in write order within a segment; call once, before any other verb but register."""
+        ...
+
+    def report(self) -> RecoveryReport:
+        """Return what `recover` found, once it is exhausted."""
+        ...
+
+    def usage(self) -> TierUsage:
+        """Return the present usage."""
+        ...
+
+    def segments(self) -> list[SegmentInfo]:
+        """Return the present segments."""
+        ...
+
+    def healthy(self) -> TierHealth:
+        """Return the present health."""
+        ...
+
+    def close(self, *, deadline_seconds: float) -> None:
+        """Drain writes until the deadline, seal, sync and let go; idempotent."""
+        ...
