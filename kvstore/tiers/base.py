@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
 from kvstore.types import BlockHash, Fingerprint, MissReason
@@ -182,6 +185,25 @@ class TierHealth:
     readable: bool
     writable: bool
     detail: str = ""
+
+
+class HostMemory(Protocol):
+    """The arena as the ladder sees it: pages to lend, their generations, and views of slots.
+
+    Pages [first_page, total_pages) may be lent out. Shapes: generations u32[total_pages], shared with every client that maps the arena.
+    """
+
+    first_page: int
+    total_pages: int
+    generations: npt.NDArray[np.uint32]
+
+    def images(self, slots: npt.NDArray[np.uint32], *, stride_pages: int) -> tuple[memoryview, ...]:
+        """Return writable views of the slots in order, contiguous slots coalesced."""
+        ...
+
+    def touched_pages(self) -> int:
+        """Return how many pages from first_page on are faulted in; the allocator lends those first."""
+        ...
 
 
 class Tier(Protocol):
