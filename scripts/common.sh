@@ -1,4 +1,5 @@
 # Shared by the scripts here and by .ci/run; sourced, never run. Expects `set -euo pipefail` in the caller.
+shopt -s inherit_errexit # a failure inside $(...) must not pass for an answer
 
 # Old toolchains and test matrices live in environments of their own, outside the checkout, named by what is in them.
 cache_root() {
