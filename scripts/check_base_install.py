@@ -1,7 +1,7 @@
 """Imports all of the base install, sends every message through its bytes, and prints a digest of those bytes.
 
-Run by scripts/base_matrix.sh in environments that hold grpcio, protobuf, numpy and xxhash alone. Equal digests
-mean that every generation of protobuf writes the same bytes.
+Run by scripts/base_matrix.sh in environments that hold grpcio, protobuf, numpy and xxhash alone. Equal
+digests mean that every generation of protobuf writes the same bytes.
 """
 
 from __future__ import annotations
