@@ -1,3 +1,3 @@
-"""A tiered, persistent KV cache for LLM serving. Import `kvstore.client` to use it; the daemon is `kvstore serve`."""
+"""A tiered, persistent KV cache for LLM serving: `kvstore.client` uses it, `kvstore serve` runs it."""
 
 __version__ = "0.1.0"

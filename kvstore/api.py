@@ -1,4 +1,4 @@
-"""The values that the store's verbs take and give; the wire carries exactly these (kvstore.rpc.wire maps them)."""
+"""The values that the store's verbs take and give; the wire carries exactly these."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ BOUNDARIES_MAX = 8
 class Extent:
     """A stretch of blocks of one part that lies in host slots.
 
-    Shapes: slots u32[n] (arena page each slot starts at; 0 = not resident), generations u32[n], lengths u32[n] (payload bytes),
-    digests 16 bytes x segments x n, packed; empty while a writer still has to provide them.
+    Shapes: slots u32[n] (arena page each slot starts at; 0 = not resident), generations u32[n], lengths
+    u32[n] (payload bytes), digests 16 bytes x segments x n, packed; empty while a writer still has to provide
+    them.
     """
 
     part: int
@@ -56,9 +57,9 @@ class TierRun:
 class MatchRequest:
     """Ask for the longest stored prefix of `keys`.
 
-    With LEASE, blocks that lie deeper than host start to load at once when `load` is set. A repeated LEASE by the same
-    `owner` answers the same length while its lease lives. `retention_class` is the class of this touch (default: the
-    class that holds the run). `parts` limits extents (not the match) to some parts.
+    With LEASE, blocks that lie deeper than host start to load at once when `load` is set. A repeated LEASE by
+    the same `owner` answers the same length while its lease lives. `retention_class` is the class of this
+    touch (default: the class that holds the run). `parts` limits extents (not the match) to some parts.
     """
 
     namespace: Fingerprint
@@ -77,10 +78,10 @@ class MatchRequest:
 class MatchAnswer:
     """What is there.
 
-    `blocks` is the full-history length; `boundaries` the longest usable boundaries, longest first (at most 8; boundary h
-    means blocks [0, h) can be used as they are). `reason` says why the match ended before the last key. `ready`
-    says that every leased block is resident and listed in `extents`; else `watch` the lease. `bitmap` (BITMAP only) has
-    one bit per key, least significant first.
+    `blocks` is the full-history length; `boundaries` the longest usable boundaries, longest first (at most 8;
+    boundary h means blocks [0, h) can be used as they are). `reason` says why the match ended before the last
+    key. `ready` says that every leased block is resident and listed in `extents`; else `watch` the lease.
+    `bitmap` (BITMAP only) has one bit per key, least significant first.
     """
 
     blocks: int
@@ -98,7 +99,8 @@ class MatchAnswer:
 class Progress:
     """News of a lease whose blocks are loading: newly resident extents; when `done`, nothing more follows.
 
-    `blocks` is the length that is, or can still become, readable: it shrinks when a load fails, and `reason` says why.
+    `blocks` is the length that is, or can still become, readable: it shrinks when a load fails, and `reason`
+    says why.
     """
 
     lease: int
@@ -121,9 +123,10 @@ class PartBlocks:
 class ReserveRequest:
     """Ask for slots to put blocks `keys` that follow `parent` (the chain root before a first block).
 
-    `put_id` joins the puts of all ranks that bring parts of the same blocks. `parts` says what this writer brings; empty
-    means every required part of every block. `provenance` is 0 for exact bytes, else the horizon H of approx(H).
-    `token_ids` (packed u32) lets the store verify the chain of a namespace without extra keys.
+    `put_id` joins the puts of all ranks that bring parts of the same blocks. `parts` says what this writer
+    brings; empty means every required part of every block. `provenance` is 0 for exact bytes, else the
+    horizon H of approx(H). `token_ids` (packed u32) lets the store verify the chain of a namespace without
+    extra keys.
     """
 
     namespace: Fingerprint
@@ -147,7 +150,10 @@ class OutcomeRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveAnswer:
-    """Slots to write: `extents` cover what is RESERVED (their `first` counts in the put's blocks). reservation 0: nothing to write."""
+    """Slots to write: `extents` cover what is RESERVED (their `first` counts in the put's blocks).
+
+    A `reservation` of 0 means that there is nothing to write.
+    """
 
     reservation: int
     outcomes: tuple[OutcomeRun, ...]
@@ -157,7 +163,7 @@ class ReserveAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PartDigests:
-    """What the writer wrote of one extent of its reservation: payload lengths u32[n] and packed digests of its source."""
+    """What was written of one reserved extent: payload lengths u32[n] and packed digests of the source."""
 
     part: int
     first: int
@@ -184,7 +190,7 @@ class CommitAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchAnswer:
-    """`loading` blocks are on their way to host behind `resident` ones; `prefetch` names the request for cancel."""
+    """`loading` blocks follow the `resident` ones to host; `prefetch` names the request for cancel."""
 
     prefetch: int
     blocks: int
@@ -195,7 +201,7 @@ class PrefetchAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """A run as `list` and `inspect` show it. Units: wall seconds; expires_at is inf for a class without TTL."""
+    """A run as `list` and `inspect` show it. Units: wall seconds; expires_at is inf without a TTL."""
 
     parent: BlockHash
     keys: bytes
@@ -221,7 +227,7 @@ class ListAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAnswer:
-    """A namespace is open. `siblings` names what differs from namespaces of the same model: who expected hits reads why there are none."""
+    """A namespace is open. `siblings` says how others of the same model differ, to explain missing hits."""
 
     fingerprint: Fingerprint
     siblings: tuple[str, ...] = ()
@@ -229,7 +235,7 @@ class OpenAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusSnapshot:
-    """Everything `status` prints, as JSON-ready values; the keys are the contract of `kvstore status --json`."""
+    """Everything `status` prints, as JSON-ready values; the keys are the contract of its --json."""
 
     tiers: tuple[dict[str, Any], ...] = ()
     classes: tuple[dict[str, Any], ...] = ()

@@ -12,7 +12,7 @@ Labels = tuple[tuple[str, str], ...]
 class Events:
     """A thread-safe table of counters and fixed-bucket histograms, keyed by metric name and labels.
 
-    Names follow `kvstore_<noun>_<unit>[_total]`; label values come from closed sets, never hashes or request ids.
+    Names follow `kvstore_<noun>_<unit>[_total]`; labels come from closed sets, never hashes or request ids.
     """
 
     BUCKETS_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -33,7 +33,10 @@ class Events:
         key = (name, tuple(sorted(labels.items())))
         with self._lock:
             cells = self._histograms.setdefault(key, [0.0] * (len(self.BUCKETS_SECONDS) + 2))
-            index = next((i for i, edge in enumerate(self.BUCKETS_SECONDS) if seconds <= edge), len(self.BUCKETS_SECONDS))
+            index = next(
+                (i for i, edge in enumerate(self.BUCKETS_SECONDS) if seconds <= edge),
+                len(self.BUCKETS_SECONDS),
+            )
             cells[index] += 1
             cells[-1] += seconds
 
@@ -43,7 +46,7 @@ class Events:
             return dict(self._counters)
 
     def histograms(self) -> Mapping[tuple[str, Labels], list[float]]:
-        """Return a copy of all histograms: one count per bucket, a count for +Inf, then the sum in seconds."""
+        """Return a copy of all histograms: a count per bucket, one for +Inf, then the sum in seconds."""
         with self._lock:
             return {key: list(cells) for key, cells in self._histograms.items()}
 

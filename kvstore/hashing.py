@@ -1,7 +1,8 @@
 """Block naming: chain roots, chained block hashes and the re-rooting of foreign hashes. Key format version 1.
 
-A hash commits to its whole prefix, to the namespace and to the tenant's secret, so equal keys mean equal meaning.
-Nothing here depends on hash seeds, host names or dict order; golden vectors in the tests pin every byte.
+A hash commits to its whole prefix, to the namespace and to the tenant's secret, so equal keys mean equal
+meaning. Nothing here depends on hash seeds, host names or dict order; golden vectors in the tests pin every
+byte.
 """
 
 from __future__ import annotations
@@ -26,13 +27,19 @@ def chain_root(fingerprint: Fingerprint, *, tenant_secret: bytes = b"") -> Block
     Without the secret a tenant's keys cannot be guessed, even with the prompt in hand.
     """
     secret = tenant_secret if len(tenant_secret) <= 64 else hashlib.blake2b(tenant_secret).digest()
-    return BlockHash(hashlib.blake2b(fingerprint, digest_size=HASH_BYTES, key=secret, person=b"kvstore root v1").digest())
+    return BlockHash(
+        hashlib.blake2b(fingerprint, digest_size=HASH_BYTES, key=secret, person=b"kvstore root v1").digest()
+    )
 
 
 def block_hashes(
-    parent: BlockHash, tokens: Tokens, *, block_tokens: int, extra_keys: Mapping[int, Sequence[bytes]] | None = None
+    parent: BlockHash,
+    tokens: Tokens,
+    *,
+    block_tokens: int,
+    extra_keys: Mapping[int, Sequence[bytes]] | None = None,
 ) -> bytes:
-    """Return the packed hashes of all full blocks of `tokens` behind `parent`; a partial last block has no name.
+    """Return the packed hashes of all full blocks of `tokens` behind `parent`; a partial last block has none.
 
     `extra_keys` maps a block's index to what else changes its bytes, such as image digests.
     Shapes: tokens [n] -> 32 x (n // block_tokens) bytes.
@@ -54,7 +61,9 @@ def block_hashes(
 def _packed_tokens(tokens: Tokens) -> bytes:
     array = np.asarray(tokens, dtype=np.int64)
     if array.ndim != 1 or (array.size and (array.min() < 0 or array.max() > 0xFFFFFFFF)):
-        raise InvalidArgument(f"block_hashes: tokens must be one row of ids in 0..2^32-1, got shape {array.shape}")
+        raise InvalidArgument(
+            f"block_hashes: tokens must be one row of ids in 0..2^32-1, got shape {array.shape}"
+        )
     return array.astype("<u4").tobytes()
 
 
@@ -69,12 +78,16 @@ def _block_hash(parent: bytes, token_bytes: bytes, extras: Sequence[bytes]) -> b
 
 
 def reroot(root: BlockHash, foreign: Sequence[bytes]) -> bytes:
-    """Return packed keys for an engine's own collision-safe hashes: one hash each, order as given, not verified.
+    """Return packed keys for an engine's own collision-safe hashes: one hash each, in order, not verified.
 
     Errors: InvalidArgument on a foreign hash shorter than 16 bytes, which cannot be collision safe.
     """
     for index, name in enumerate(foreign):
         if len(name) < 16:
-            raise InvalidArgument(f"reroot: foreign hash {index} has {len(name)} bytes, at least 16 are needed")
+            raise InvalidArgument(
+                f"reroot: foreign hash {index} has {len(name)} bytes, at least 16 are needed"
+            )
     person = b"kvstore fgn v1"
-    return b"".join(hashlib.blake2b(root + name, digest_size=HASH_BYTES, person=person).digest() for name in foreign)
+    return b"".join(
+        hashlib.blake2b(root + name, digest_size=HASH_BYTES, person=person).digest() for name in foreign
+    )

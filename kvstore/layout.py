@@ -1,4 +1,4 @@
-"""How the bytes of one block are arranged: cache groups, parts and their segment tables. Bytes stay opaque."""
+"""How the bytes of one block are arranged: cache groups, parts, segment tables. Bytes stay opaque."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ class Layout:
         Errors: InvalidArgument when the layers or bytes do not divide by `segments`.
         """
         if not 1 <= segments <= SEGMENTS_MAX or layers % segments or bytes_max % segments:
-            raise InvalidArgument(f"layout: {layers} layers and {bytes_max} bytes do not cut into {segments} segments")
+            raise InvalidArgument(
+                f"layout: {layers} layers and {bytes_max} bytes do not cut into {segments} segments"
+            )
         size, each = bytes_max // segments, layers // segments
         table = tuple(Segment(i * each, each, i * size, size) for i in range(segments))
         return Layout(dtype, (CacheGroup("kv"),), (Part(0, "kv", "all", bytes_max, table),)).checked()
@@ -86,7 +88,9 @@ class Layout:
             raise InvalidArgument(f"layout: group names must be distinct and not empty, got {names}")
         for group in self.groups:
             if (group.kind is GroupKind.TRAILING_BLOCKS) != (group.window_blocks > 0):
-                raise InvalidArgument(f"layout: group {group.name!r} of kind {group.kind} has window_blocks={group.window_blocks}")
+                raise InvalidArgument(
+                    f"layout: group {group.name!r}, {group.kind}, has window_blocks={group.window_blocks}"
+                )
         if not 1 <= len(self.parts) <= PARTS_MAX:
             raise InvalidArgument(f"layout: 1..{PARTS_MAX} parts allowed, got {len(self.parts)}")
         for position, part in enumerate(self.parts):
@@ -99,18 +103,26 @@ class Layout:
         if part.index != position:
             raise InvalidArgument(f"layout: part {position} carries index {part.index}")
         if not 1 <= part.bytes_max <= PART_BYTES_MAX:
-            raise InvalidArgument(f"layout: part {position} bytes_max {part.bytes_max} is outside 1..{PART_BYTES_MAX}")
+            raise InvalidArgument(
+                f"layout: part {position} bytes_max {part.bytes_max} is outside 1..{PART_BYTES_MAX}"
+            )
         if self.group_of(part).kind is GroupKind.NEVER_STORE:
             raise InvalidArgument(f"layout: part {position} belongs to never_store group {part.group!r}")
         if not 1 <= len(part.segments) <= SEGMENTS_MAX:
-            raise InvalidArgument(f"layout: part {position} has {len(part.segments)} segments, 1..{SEGMENTS_MAX} allowed")
+            raise InvalidArgument(
+                f"layout: part {position} has {len(part.segments)} segments, 1..{SEGMENTS_MAX} allowed"
+            )
         offset = 0
         for segment in part.segments:
             if segment.offset != offset or segment.length < 1:
-                raise InvalidArgument(f"layout: part {position} segment at {segment.offset} leaves a gap, expected {offset}")
+                raise InvalidArgument(
+                    f"layout: part {position} segment at {segment.offset} leaves a gap, expected {offset}"
+                )
             offset += segment.length
         if offset != part.bytes_max:
-            raise InvalidArgument(f"layout: part {position} segments cover {offset} bytes of {part.bytes_max}")
+            raise InvalidArgument(
+                f"layout: part {position} segments cover {offset} bytes of {part.bytes_max}"
+            )
 
     def group_of(self, part: Part) -> CacheGroup:
         """Return the group a part belongs to.
@@ -144,7 +156,12 @@ class Layout:
             "dtype": self.dtype,
             "groups": [[g.name, str(g.kind), g.window_blocks] for g in self.groups],
             "parts": [
-                [p.group, p.shard, p.bytes_max, [[s.layer_first, s.layer_count, s.offset, s.length] for s in p.segments]]
+                [
+                    p.group,
+                    p.shard,
+                    p.bytes_max,
+                    [[s.layer_first, s.layer_count, s.offset, s.length] for s in p.segments],
+                ]
                 for p in self.parts
             ],
         }

@@ -21,8 +21,9 @@ BLOCK_TOKENS_MAX = 65536
 class Namespace:
     """Identity and layout of a set of blocks.
 
-    `weights` is a fingerprint of the tensors or an immutable version, never a name. `rope` is the canonical text
-    of every positional parameter. `engine` names engine and build, `packing` the attention packing (backend, ISA).
+    `weights` is a fingerprint of the tensors or an immutable version, never a name. `rope` is the canonical
+    text of every positional parameter. `engine` names engine and build, `packing` the attention packing
+    (backend, ISA).
     Units: block_tokens in tokens; 1 with flat addressing, where a key is whatever the engine says.
     """
 
@@ -46,9 +47,13 @@ class Namespace:
         Errors: InvalidArgument naming the field, the limit and the value.
         """
         if not self.model or not self.weights:
-            raise InvalidArgument(f"namespace: model and weights must not be empty, got {self.model!r} and {self.weights!r}")
+            raise InvalidArgument(
+                f"namespace: model and weights must not be empty, got {self.model!r} and {self.weights!r}"
+            )
         if not 1 <= self.block_tokens <= BLOCK_TOKENS_MAX:
-            raise InvalidArgument(f"namespace: block_tokens {self.block_tokens} is outside 1..{BLOCK_TOKENS_MAX}")
+            raise InvalidArgument(
+                f"namespace: block_tokens {self.block_tokens} is outside 1..{BLOCK_TOKENS_MAX}"
+            )
         self.layout.checked()
         return self
 
@@ -59,13 +64,19 @@ class Namespace:
 
     def canonical(self) -> bytes:
         """Return the versioned canonical form that is hashed, stored and sent."""
-        document = {"version": NAMESPACE_VERSION, "identity": self.identity(), "layout": self.layout.to_plain()}
+        document = {
+            "version": NAMESPACE_VERSION,
+            "identity": self.identity(),
+            "layout": self.layout.to_plain(),
+        }
         return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
     @property
     def fingerprint(self) -> Fingerprint:
         """BLAKE2b-256 of the canonical form."""
-        return Fingerprint(hashlib.blake2b(self.canonical(), digest_size=32, person=b"kvstore ns v1").digest())
+        return Fingerprint(
+            hashlib.blake2b(self.canonical(), digest_size=32, person=b"kvstore ns v1").digest()
+        )
 
     @staticmethod
     def from_canonical(canonical: bytes) -> Namespace:
@@ -76,7 +87,9 @@ class Namespace:
         try:
             document: Mapping[str, Any] = json.loads(canonical)
             if document["version"] != NAMESPACE_VERSION:
-                raise InvalidArgument(f"namespace: version {document['version']} is unknown, this build knows {NAMESPACE_VERSION}")
+                raise InvalidArgument(
+                    f"namespace: version {document['version']} is unknown, known is {NAMESPACE_VERSION}"
+                )
             identity = dict(document["identity"])
             identity["addressing"] = Addressing(identity["addressing"])
             return Namespace(layout=Layout.from_plain(document["layout"]), **identity).checked()

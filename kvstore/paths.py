@@ -16,7 +16,7 @@ def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where segments and index live by default: /var/lib/kvstore for root, else the XDG state directory."""
+    """Return where segments and index live: /var/lib/kvstore for root, else the XDG state directory."""
     if os.getuid() == 0:
         return Path("/var/lib/kvstore")
     base = environ.get("XDG_STATE_HOME")

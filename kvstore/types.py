@@ -80,7 +80,7 @@ class PutOutcome(StrEnum):
 
 
 class MatchMode(StrEnum):
-    """PROBE: no lease, no touch, not counted. LEASE: the real thing. BITMAP: presence of each key, as PROBE."""
+    """PROBE: no lease, no touch, not counted. LEASE: the real thing. BITMAP: each key's presence, as PROBE."""
 
     PROBE = "probe"
     LEASE = "lease"

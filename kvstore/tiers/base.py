@@ -1,7 +1,8 @@
 """The tier seam: batch verbs that return futures. No TTL and no policy in a tier, no I/O in a policy.
 
-The unit that crosses the seam is a *frame*: a run of blocks as written together, with the same parts for every
-block. `main` frames hold the required parts of a run; `side` frames hold trailing or checkpoint parts of some blocks.
+The unit that crosses the seam is a *frame*: a run of blocks as written together, with the same parts for
+every block. `main` frames hold the required parts of a run; `side` frames hold trailing or checkpoint parts
+of some blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FrameLocation:
-    """Where a frame lies: `segment` names the file, offset and length_bytes its place in it, header included (whole pages)."""
+    """Where a frame lies: the file, and its place there in whole pages, header included."""
 
     segment: int
     offset: int
@@ -41,8 +42,8 @@ class FrameLocation:
 class FrameHeader:
     """What a frame says about itself, wherever it lies.
 
-    `parent` is the hash before the first key (32 zero bytes in side frames and flat namespaces). `provenance` is 0 for
-    exact bytes, else the replay horizon H of approx(H). Units: written_at is wall time in seconds.
+    `parent` is the hash before the first key (32 zero bytes in side frames and flat namespaces). `provenance`
+    is 0 for exact bytes, else the replay horizon H of approx(H). Units: written_at is wall time in seconds.
     """
 
     namespace: Fingerprint
@@ -59,8 +60,8 @@ class FrameHeader:
 class PartImage:
     """The slot images of one part of a frame, in block order.
 
-    `images` are writable views of whole slots (stride_bytes each), contiguous slots coalesced; the tier writes its
-    trailers into their padding. The caller keeps them still until the future resolves.
+    `images` are writable views of whole slots (stride_bytes each), contiguous slots coalesced; the tier
+    writes its trailers into their padding. The caller keeps them still until the future resolves.
     Shapes: lengths u32[n]; digests 16 bytes x segments x n, packed.
     """
 
@@ -72,7 +73,7 @@ class PartImage:
 
 @dataclass(frozen=True, slots=True)
 class FrameWrite:
-    """One frame to append. `bucket` groups frames into segments that die together; its meaning is the policy's."""
+    """One frame to append. `bucket` groups frames that die together; its meaning is the policy's."""
 
     header: FrameHeader
     parts: tuple[PartImage, ...]
@@ -91,9 +92,10 @@ class WriteResult:
 class FrameRead:
     """Read records [first, first + n) of one part of a frame into the caller's slot images.
 
-    `block_count` and `parts` are the frame's own, `parts[part_position]` is the part to read, `keys` the n packed hashes
-    expected in the records' trailers. `into` are writable views of whole slots that cover n x stride_bytes, in order.
-    Record i of part p lies at offset + header_bytes + block_count * sum(strides of the parts before p) + i * stride.
+    `block_count` and `parts` are the frame's own, `parts[part_position]` is the part to read, `keys` the n
+    packed hashes expected in the records' trailers. `into` are writable views of whole slots that cover n x
+    stride_bytes, in order. Record i of part p lies at offset + header_bytes + block_count * sum(strides of
+    the parts before p) + i * stride.
     """
 
     location: FrameLocation
@@ -121,7 +123,7 @@ class ReadResult:
 
 @dataclass(frozen=True, slots=True)
 class TouchNote:
-    """The latest touch of a frame, kept so that a sliding TTL survives a restart. May be lost; never wrong."""
+    """The latest touch of a frame: with it a sliding TTL survives a restart. May be lost, never wrong."""
 
     location: FrameLocation
     retention_class: str
@@ -190,7 +192,8 @@ class TierHealth:
 class HostMemory(Protocol):
     """The arena as the ladder sees it: pages to lend, their generations, and views of slots.
 
-    Pages [first_page, total_pages) may be lent out. Shapes: generations u32[total_pages], shared with every client that maps the arena.
+    Pages [first_page, total_pages) may be lent out. Shapes: generations u32[total_pages], shared with every
+    client that maps the arena.
     """
 
     first_page: int
@@ -209,7 +212,8 @@ class HostMemory(Protocol):
 class Tier(Protocol):
     """A place for frames. Every verb is thread-safe, and bounded by the tier's own pools and queues.
 
-    Threads: futures resolve on the tier's threads; callbacks must be short and must not call back into `close`.
+    Threads: futures resolve on the tier's threads; callbacks must be short and must not call back into
+    `close`.
     """
 
     def register(self, namespace: Namespace) -> None:
@@ -217,7 +221,7 @@ class Tier(Protocol):
         ...
 
     def write(self, frames: Sequence[FrameWrite]) -> list[Future[WriteResult]]:
-        """Append frames in order; each future resolves when its frame and all before it are durable, or refused."""
+        """Append frames in order; a future resolves when its frame and all before it are durable."""
         ...
 
     def read_into(self, reads: Sequence[FrameRead]) -> list[Future[ReadResult]]:
@@ -229,7 +233,7 @@ class Tier(Protocol):
         ...
 
     def delete(self, frames: Sequence[FrameLocation]) -> Future[int]:
-        """Forget frames for good and give their bytes back where the file system can; resolves to bytes freed."""
+        """Forget frames for good, give bytes back where the file system can; resolves to bytes freed."""
         ...
 
     def unlink(self, segments: Sequence[int]) -> Future[int]:
@@ -237,7 +241,10 @@ class Tier(Protocol):
         ...
 
     def recover(self) -> Iterable[RecoveredFrame]:
-        """Yield every durable frame once, in write order within a segment; call once, before any other verb but register."""
+        """Yield every durable frame once, in write order within a segment.
+
+        Call once, before any other verb but register.
+        """
         ...
 
     def report(self) -> RecoveryReport:
