@@ -80,7 +80,7 @@ class PutOutcome(StrEnum):
 
 
 class MatchMode(StrEnum):
-    """PROBE: no lease, no touch, not counted. LEASE: the real thing. BITMAP: each key's presence, as PROBE."""
+    """PROBE: no lease, no touch, no count. LEASE: the real thing. BITMAP: which keys are there, as PROBE."""
 
     PROBE = "probe"
     LEASE = "lease"
