@@ -79,6 +79,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_SHUTTING_DOWN: _ClassVar[ErrorCode]
     ERROR_CODE_PERMISSION_REFUSED: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
+    ERROR_CODE_DEADLINE_EXCEEDED: _ClassVar[ErrorCode]
 MATCH_MODE_UNSPECIFIED: MatchMode
 MATCH_MODE_PROBE: MatchMode
 MATCH_MODE_LEASE: MatchMode
@@ -132,6 +133,7 @@ ERROR_CODE_DATA_CORRUPT: ErrorCode
 ERROR_CODE_SHUTTING_DOWN: ErrorCode
 ERROR_CODE_PERMISSION_REFUSED: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
+ERROR_CODE_DEADLINE_EXCEEDED: ErrorCode
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "retry_after_ms")
@@ -258,12 +260,14 @@ class HelloReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., session: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., arena_id: _Optional[int] = ..., lock_path: _Optional[str] = ..., server: _Optional[str] = ..., message_bytes_max: _Optional[int] = ..., byte_port: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("canonical", "fingerprint")
+    __slots__ = ("canonical", "fingerprint", "root")
     CANONICAL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     canonical: bytes
     fingerprint: bytes
-    def __init__(self, canonical: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
+    root: bytes
+    def __init__(self, canonical: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., root: _Optional[bytes] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("fingerprint", "siblings", "boot_id")
