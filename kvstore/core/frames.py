@@ -1,0 +1,177 @@
+"""Frames, slices and nodes: the shapes that the index is made of.
+
+A *frame* is a run as written together; it is immutable, and says where its blocks lie. A *node* is a maximal chain
+with one state (the class that holds it, and since when) over slices of frames. Leases and I/O hold frames, never nodes,
+so nodes may split and merge at any time without moving data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.api import U32Array
+from kvstore.layout import Part
+from kvstore.tiers.base import FrameKind, FrameLocation
+from kvstore.types import DIGEST_BYTES, HASH_BYTES, BlockHash, Fingerprint
+
+if TYPE_CHECKING:
+    from kvstore.core.loads import Load
+
+
+class PartSlots:
+    """Where the blocks of one part lie in host memory, and what their bytes must be.
+
+    Shapes: slots, generations, lengths u32[n] (slot 0: not resident); digests u8[n, 16 x segments].
+    """
+
+    __slots__ = ("digests", "generations", "lengths", "part", "slots")
+
+    def __init__(self, part: Part, count: int) -> None:
+        self.part = part
+        self.slots: U32Array = np.zeros(count, np.uint32)
+        self.generations: U32Array = np.zeros(count, np.uint32)
+        self.lengths: U32Array = np.zeros(count, np.uint32)
+        self.digests: npt.NDArray[np.uint8] = np.zeros((count, DIGEST_BYTES * len(part.segments)), np.uint8)
+
+
+class Frame:
+    """A run of blocks as written together: keys, parts, and their place in host memory and on SSD."""
+
+    __slots__ = (
+        "count", "dead", "fingerprint", "holds", "host", "keys", "kind", "loads", "location", "nodes", "parent",
+        "parts", "provenance", "queued", "retention_class", "waiters", "written_at",
+    )  # fmt: skip
+
+    def __init__(
+        self, *, fingerprint: Fingerprint, kind: FrameKind, parent: BlockHash, keys: bytes, parts: tuple[Part, ...],
+        retention_class: str, written_at: float, provenance: int = 0,
+    ) -> None:  # fmt: skip
+        self.fingerprint = fingerprint
+        self.kind = kind
+        self.parent = parent
+        self.keys = keys
+        self.count = len(keys) // HASH_BYTES
+        self.parts = parts
+        self.retention_class = retention_class
+        self.written_at = written_at
+        self.provenance = provenance
+        self.host: tuple[PartSlots, ...] | None = None
+        self.location: FrameLocation | None = None
+        self.holds = 0
+        self.queued = False
+        self.dead = False
+        self.nodes: list[Node] = []
+        self.loads: dict[int, Load] = {}
+        self.waiters: list[Callable[[bool], None]] = []
+
+    @property
+    def block_stride_bytes(self) -> int:
+        """Arena and disk bytes of one block of this frame, all its parts."""
+        return sum(part.stride_bytes for part in self.parts)
+
+    def resident(self, start: int, count: int) -> npt.NDArray[np.bool_]:
+        """Return which of the blocks [start, start + count) are in host memory."""
+        if self.host is None:
+            return np.zeros(count, np.bool_)
+        mask: npt.NDArray[np.bool_] = self.host[0].slots[start : start + count] != 0
+        return mask
+
+    def fully_resident(self) -> bool:
+        """Say whether every block is in host memory."""
+        return self.host is not None and bool(self.host[0].slots.all())
+
+    def slots_for_writing(self) -> tuple[PartSlots, ...]:
+        """Return the host arrays, made on first use."""
+        if self.host is None:
+            self.host = tuple(PartSlots(part, self.count) for part in self.parts)
+        return self.host
+
+
+class Slice(NamedTuple):
+    """Blocks [start, start + count) of a frame."""
+
+    frame: Frame
+    start: int
+    count: int
+
+    @property
+    def keys(self) -> bytes:
+        """Packed hashes of the slice."""
+        return self.frame.keys[self.start * HASH_BYTES : (self.start + self.count) * HASH_BYTES]
+
+
+class Node:
+    """A maximal chain with one state over slices of frames.
+
+    The class `retention_class` holds it `since` a wall time: the last touch of a sliding class, the write of a fixed one.
+    `loose` nodes hang in no chain: side frames, and frames of flat namespaces.
+    """
+
+    __slots__ = ("children", "count", "loose", "parent", "parent_hash", "retention_class", "since", "slices")
+
+    def __init__(self, slices: list[Slice], *, parent_hash: BlockHash, retention_class: str, since: float, loose: bool = False) -> None:
+        self.slices = slices
+        self.count = sum(s.count for s in slices)
+        self.parent: Node | None = None
+        self.parent_hash = parent_hash
+        self.children: dict[bytes, Node] = {}
+        self.retention_class = retention_class
+        self.since = since
+        self.loose = loose
+
+    @property
+    def head(self) -> bytes:
+        """Hash of the first block."""
+        return self.slices[0].keys[:HASH_BYTES]
+
+    @property
+    def tail(self) -> bytes:
+        """Hash of the last block."""
+        last = self.slices[-1]
+        end = (last.start + last.count) * HASH_BYTES
+        return last.frame.keys[end - HASH_BYTES : end]
+
+    @property
+    def keys(self) -> bytes:
+        """Packed hashes of all blocks."""
+        return b"".join(s.keys for s in self.slices)
+
+
+def common_blocks(node: Node, keys: bytes, position: int) -> int:
+    """Return how many leading blocks of `node` equal `keys` from block `position` on; costs a comparison per slice."""
+    matched, limit = 0, len(keys) // HASH_BYTES - position
+    for piece in node.slices:
+        count = min(piece.count, limit - matched)
+        begin = (position + matched) * HASH_BYTES
+        mine = keys[begin : begin + count * HASH_BYTES]
+        theirs = piece.frame.keys[piece.start * HASH_BYTES : (piece.start + count) * HASH_BYTES]
+        if mine != theirs:
+            return matched + _first_difference(mine, theirs)
+        matched += count
+        if count < piece.count:
+            break
+    return matched
+
+
+def _first_difference(mine: bytes, theirs: bytes) -> int:
+    left = np.frombuffer(mine, np.uint64).reshape(-1, HASH_BYTES // 8)
+    right = np.frombuffer(theirs, np.uint64).reshape(-1, HASH_BYTES // 8)
+    return int(np.argmax((left != right).any(axis=1)))
+
+
+def cut_slices(slices: list[Slice], at: int) -> tuple[list[Slice], list[Slice]]:
+    """Cut a list of slices behind its first `at` blocks."""
+    left: list[Slice] = []
+    right: list[Slice] = []
+    for piece in slices:
+        take = max(0, min(piece.count, at))
+        if take:
+            left.append(Slice(piece.frame, piece.start, take))
+        if take < piece.count:
+            right.append(Slice(piece.frame, piece.start + take, piece.count - take))
+        at -= take
+    return left, right

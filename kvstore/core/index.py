@@ -1,0 +1,259 @@
+"""The index of runs of one chain namespace: a radix tree whose edges are packed hashes.
+
+Match costs a comparison per run, not per block. A run whose parent is absent waits as an orphan under its parent's hash until the
+parent returns. Nothing here knows of time, memory or disks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvstore.core.frames import Node, Slice, common_blocks, cut_slices
+from kvstore.types import HASH_BYTES, BlockHash, key_at
+
+NO_HASH = BlockHash(bytes(HASH_BYTES))
+Step = tuple[Node, int]
+
+
+class RunIndex:
+    """Runs of one namespace by content; `on_join(kept, gone)` and `on_split(head, tail)` tell a policy about nodes."""
+
+    def __init__(self, *, on_split: Callable[[Node, Node], None], on_join: Callable[[Node, Node], None]) -> None:
+        self.root = Node([], parent_hash=NO_HASH, retention_class="", since=0.0)
+        self.declared: set[bytes] = set()
+        self.orphans: dict[bytes, dict[bytes, Node]] = {}
+        self.tails: dict[bytes, Node] = {}
+        self._on_split = on_split
+        self._on_join = on_join
+
+    def declare(self, root_hash: bytes) -> None:
+        """Learn a chain root: runs that wait under it start prompts from now on."""
+        if root_hash in self.declared:
+            return
+        self.declared.add(root_hash)
+        for node in self.orphans.pop(root_hash, {}).values():
+            self._adopt(self.root, node)
+
+    def walk(self, keys: bytes) -> list[Step]:
+        """Follow `keys` from the root: the nodes met, each with how many of its blocks matched."""
+        return self._walk_from(self.root, keys, 0)
+
+    def _walk_from(self, node: Node, keys: bytes, position: int) -> list[Step]:
+        steps: list[Step] = []
+        total = len(keys) // HASH_BYTES
+        while position < total:
+            child = node.children.get(key_at(keys, position))
+            if child is None:
+                break
+            matched = common_blocks(child, keys, position)
+            steps.append((child, matched))
+            position += matched
+            if matched < child.count:
+                break
+            node = child
+        return steps
+
+    def walk_behind(self, parent: bytes, keys: bytes) -> tuple[Node | None, list[tuple[int, Node, int]]]:
+        """Find which of `keys` behind `parent` are present, visible or not.
+
+        Returns the node whose last block is `parent` (None: absent; it may be the root) and present stretches as
+        (position in keys, node, matched), holes between them allowed: orphans count as present.
+        """
+        above = self.find(parent)
+        found: list[tuple[int, Node, int]] = []
+        node, position, before, total = above, 0, parent, len(keys) // HASH_BYTES
+        while position < total:
+            key = key_at(keys, position)
+            child = node.children.get(key) if node else None
+            if child is None and self.orphans:
+                child = self.orphans.get(before, {}).get(key)
+            if child is None:
+                if not self.orphans:
+                    break
+                node, before, position = None, key, position + 1
+                continue
+            matched = common_blocks(child, keys, position)
+            found.append((position, child, matched))
+            position += matched
+            node = child if matched == child.count else None
+            before = key_at(keys, position - 1)
+        return above, found
+
+    def find(self, block: bytes) -> Node | None:
+        """Return the node that ends with `block`, splitting one where the block lies inside it; the root for a declared root.
+
+        Callers that pass whole chains never take the slow path, a search through all runs.
+        """
+        if block in self.declared:
+            return self.root
+        node = self.tails.get(block)
+        if node is not None:
+            return node
+        for candidate in self.nodes():
+            at = _position_of(candidate, block)
+            if at is not None:
+                self.split(candidate, at + 1)
+                return candidate
+        return None
+
+    def insert(self, parent: bytes, slices: list[Slice], *, retention_class: str, since: float) -> Node:
+        """Hang a new run under the block `parent`, or let it wait as an orphan; orphans waiting for its blocks return."""
+        node = Node(slices, parent_hash=BlockHash(parent), retention_class=retention_class, since=since)
+        self._register(node)
+        above = self.find(parent)
+        if above is None:
+            self.orphans.setdefault(parent, {})[node.head] = node
+        else:
+            self._adopt(above, node)
+        if self.orphans:
+            self._reunite(node)
+        return node
+
+    def _register(self, node: Node) -> None:
+        self.tails[node.tail] = node
+        for piece in node.slices:
+            if node not in piece.frame.nodes:
+                piece.frame.nodes.append(node)
+
+    def _adopt(self, parent: Node, node: Node) -> None:
+        node.parent = parent
+        parent.children[node.head] = node
+
+    def _reunite(self, node: Node) -> None:
+        keys, offset = node.keys, 0
+        for index in range(len(keys) // HASH_BYTES):
+            waiting = self.orphans.get(key_at(keys, index))
+            if waiting is None:
+                continue
+            del self.orphans[key_at(keys, index)]
+            at = index + 1 - offset
+            above = node
+            if at < node.count:
+                node, offset = self.split(node, at), index + 1
+            for orphan in waiting.values():
+                self._adopt(above, orphan)
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut a node behind its first `at` blocks; the node keeps the head, the new tail is returned."""
+        assert 0 < at < node.count
+        left, right = cut_slices(node.slices, at)
+        tail = Node(right, parent_hash=BlockHash(b""), retention_class=node.retention_class, since=node.since)
+        tail.children = node.children
+        for child in tail.children.values():
+            child.parent = tail
+        self._reseat(node, left)
+        tail.parent_hash = BlockHash(node.tail)
+        node.children = {}
+        self._register(tail)
+        self.tails[node.tail] = node
+        self._adopt(node, tail)
+        self._on_split(node, tail)
+        return tail
+
+    def _reseat(self, node: Node, slices: list[Slice]) -> None:
+        kept = {id(piece.frame) for piece in slices}
+        for piece in node.slices:
+            if id(piece.frame) not in kept and node in piece.frame.nodes:
+                piece.frame.nodes.remove(node)
+        node.slices = slices
+        node.count = sum(piece.count for piece in slices)
+
+    def join(self, node: Node) -> bool:
+        """Merge a node's only child into it when both have the same state; says whether it did."""
+        if node is self.root or len(node.children) != 1:
+            return False
+        (child,) = node.children.values()
+        if child.retention_class != node.retention_class or child.since != node.since:
+            return False
+        del self.tails[node.tail]
+        for piece in child.slices:
+            piece.frame.nodes.remove(child)
+            self._append(node, piece)
+        node.children = child.children
+        for grandchild in node.children.values():
+            grandchild.parent = node
+        self.tails[node.tail] = node
+        self._on_join(node, child)
+        return True
+
+    def _append(self, node: Node, piece: Slice) -> None:
+        last = node.slices[-1]
+        if last.frame is piece.frame and last.start + last.count == piece.start:
+            node.slices[-1] = Slice(last.frame, last.start, last.count + piece.count)
+        else:
+            node.slices.append(piece)
+        if node not in piece.frame.nodes:
+            piece.frame.nodes.append(node)
+        node.count += piece.count
+
+    def truncate(self, node: Node, at: int) -> list[Slice]:
+        """Drop a node's blocks from `at` on and return them; its children become orphans under the hash they follow."""
+        left, right = cut_slices(node.slices, at)
+        self._orphan_children(node)
+        self.tails.pop(node.tail, None)
+        if left:
+            self._reseat(node, left)
+            self.tails[node.tail] = node
+        else:
+            self._detach(node)
+            self._reseat_all(node)
+        return right
+
+    def _reseat_all(self, node: Node) -> None:
+        for piece in node.slices:
+            if node in piece.frame.nodes:
+                piece.frame.nodes.remove(node)
+        node.count = 0
+
+    def _orphan_children(self, node: Node) -> None:
+        if node.children:
+            waiting = self.orphans.setdefault(node.tail, {})
+            for head, child in node.children.items():
+                child.parent = None
+                waiting[head] = child
+            node.children = {}
+
+    def _detach(self, node: Node) -> None:
+        if node.parent is not None:
+            node.parent.children.pop(node.head, None)
+            node.parent = None
+            return
+        waiting = self.orphans.get(node.parent_hash)
+        if waiting is not None and waiting.get(node.head) is node:
+            del waiting[node.head]
+            if not waiting:
+                del self.orphans[node.parent_hash]
+
+    def nodes(self) -> Iterator[Node]:
+        """Iterate over all nodes, orphans included, in no promised order."""
+        return iter(list(self.tails.values()))
+
+    @staticmethod
+    def below(node: Node) -> list[Node]:
+        """Return a node and all its descendants, parents first."""
+        found = [node]
+        for item in found:
+            found.extend(item.children.values())
+        return found
+
+    @staticmethod
+    def path(node: Node | None) -> list[Node]:
+        """Return a node and its ancestors, leaf first, the root left out."""
+        found: list[Node] = []
+        while node is not None and node.count:
+            found.append(node)
+            node = node.parent
+        return found
+
+
+def _position_of(node: Node, block: bytes) -> int | None:
+    offset = 0
+    for piece in node.slices:
+        keys = piece.keys
+        place = keys.find(block)
+        while place >= 0 and place % HASH_BYTES:
+            place = keys.find(block, place + 1)
+        if place >= 0:
+            return offset + place // HASH_BYTES
+        offset += piece.count
+    return None

@@ -1,0 +1,29 @@
+"""Every bound of the core in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Upper bounds; reaching one is an explicit outcome and a counter, never a stall.
+
+    Units: bytes and counts as named; `ssd_capacity_bytes` 0 means that the tier's own limit is the only one.
+    """
+
+    keys_max: int = 65536
+    leases_max: int = 65536
+    reservations_max: int = 4096
+    prefetches_max: int = 1024
+    namespaces_max: int = 1024
+    write_queue_bytes_max: int = 256 * MIB
+    loads_in_flight_max: int = 16
+    load_bytes: int = 1 * MIB
+    ssd_capacity_bytes: int = 0
+    ledger_entries: int = 1 << 18
+    remembered_commits_max: int = 4096
+    boundary_scan_blocks_max: int = 4096
+    bucket_fraction: float = 0.125

@@ -1,0 +1,84 @@
+"""Who stays how long: class lookup, expiry, and a wall clock that does not jump."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.clock import Clock
+from kvstore.core.frames import Node
+from kvstore.errors import InvalidArgument
+from kvstore.retention import DEFAULT_CLASS, RetentionClass
+from kvstore.types import TtlMode
+
+SLEW = 0.05
+"""A corrected clock is followed by at most this share of the time that really passed."""
+JUMP_SECONDS = 5.0
+
+
+class SteadyWall:
+    """Wall time for TTLs: follows the system's wall clock, but a jump is taken up slowly.
+
+    A clock set forward must not expire the store at once, one set back must not make it immortal.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._now = clock.wall()
+        self._at = clock.monotonic()
+
+    def now(self) -> float:
+        """Return seconds since the epoch, monotonic within a process."""
+        at, wall = self._clock.monotonic(), self._clock.wall()
+        passed = max(0.0, at - self._at)
+        expected = self._now + passed
+        error = wall - expected
+        if abs(error) > JUMP_SECONDS:
+            error = max(-SLEW * passed, min(SLEW * passed, error))
+        self._at = at
+        self._now = max(self._now, expected + error)
+        return self._now
+
+
+class Retention:
+    """The class table and what follows from it. Expiry is derived, never stored: changing a TTL costs nothing."""
+
+    def __init__(self, classes: Sequence[RetentionClass], wall: SteadyWall) -> None:
+        self.classes = {c.name: c for c in classes}
+        self._wall = wall
+        if DEFAULT_CLASS not in self.classes:
+            raise InvalidArgument(f"classes: {DEFAULT_CLASS!r} must be among them, got {sorted(self.classes)}")
+
+    def now(self) -> float:
+        """Return the steady wall time."""
+        return self._wall.now()
+
+    def named(self, name: str) -> RetentionClass:
+        """Return a class by name; empty means the default.
+
+        Errors: InvalidArgument naming the known classes.
+        """
+        found = self.classes.get(name or DEFAULT_CLASS)
+        if found is None:
+            raise InvalidArgument(f"retention class {name!r} is unknown; known: {', '.join(sorted(self.classes))}")
+        return found
+
+    def held_by(self, name: str) -> RetentionClass:
+        """Return the class of stored data; data of a class that is no longer configured lives by the default."""
+        return self.classes.get(name) or self.classes[DEFAULT_CLASS]
+
+    def end(self, node: Node) -> float:
+        """Return when a node expires."""
+        return node.since + self.held_by(node.retention_class).ttl_seconds
+
+    def alive(self, node: Node, now: float) -> bool:
+        """Say whether a node is still visible."""
+        return now < self.end(node)
+
+    def touch(self, node: Node, *, by: str, now: float, is_write: bool) -> None:
+        """Let a class touch a node: the class whose touch ends last holds it. Reads never renew a fixed class."""
+        toucher = self.held_by(by or node.retention_class)
+        if toucher.mode is TtlMode.FIXED and not is_write:
+            return
+        if now + toucher.ttl_seconds >= self.end(node) or (is_write and not self.alive(node, now)):
+            node.retention_class = toucher.name
+            node.since = now
