@@ -21,11 +21,14 @@ demo: env ## the main job on real input: a model's prefix goes in, survives a re
 
 test: check unit ## the fast stage: generated code, format, lint, types, tidy, tests
 
-check: env ## everything of the fast stage except the tests
-	scripts/generate_proto.sh --check
-	$(BIN)/ruff format --check $(SOURCES)
-	$(BIN)/ruff check $(SOURCES)
-	$(BIN)/mypy
+check: env ## everything of the fast stage except the tests; every check runs, also after one that failed
+	@status=0; \
+	run() { echo "$$*"; "$$@" || status=1; }; \
+	run scripts/generate_proto.sh --check; \
+	run $(BIN)/ruff format --check $(SOURCES); \
+	run $(BIN)/ruff check $(SOURCES); \
+	run $(BIN)/mypy; \
+	exit $$status
 
 unit: env ## the tests of the fast stage (PYTEST_ARGS="-k name" to select)
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)

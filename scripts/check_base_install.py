@@ -12,8 +12,9 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import MutableSequence
+from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -36,7 +37,7 @@ def import_everything() -> list[str]:
     return names
 
 
-def sample(field: FieldDescriptor) -> object:
+def sample(field: Any) -> object:
     """Return a value of the field's type that is not its default."""
     kind = field.cpp_type
     if kind == FieldDescriptor.CPPTYPE_STRING:
@@ -51,27 +52,28 @@ def sample(field: FieldDescriptor) -> object:
 def fill(message: Message, *, depth: int = 0) -> None:
     """Set every field, nested messages down to a fixed depth; of a oneof the last member stays."""
     for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
+        value: Any = getattr(message, field.name)
+        is_repeated = isinstance(value, MutableSequence)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             fill_map(value, field.message_type, depth=depth)
         elif field.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE:
-            if isinstance(value, MutableSequence):
+            if is_repeated:
                 value.extend([sample(field)] * 2)
             else:
                 setattr(message, field.name, sample(field))
         elif depth < NESTING_MAX:
-            nested = value.add() if isinstance(value, MutableSequence) else value
+            nested = value.add() if is_repeated else value
             nested.SetInParent()
             fill(nested, depth=depth + 1)
 
 
-def fill_map(value: object, entry: Descriptor, *, depth: int) -> None:
+def fill_map(value: Any, entry: Any, *, depth: int) -> None:
     """Put one entry into a map field."""
     key, item = sample(entry.fields_by_name["key"]), entry.fields_by_name["value"]
     if item.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
-        fill(value[key], depth=depth + 1)  # type: ignore[index]
+        fill(value[key], depth=depth + 1)
     else:
-        value[key] = sample(item)  # type: ignore[index]
+        value[key] = sample(item)
 
 
 def round_trip() -> tuple[int, str]:
