@@ -195,7 +195,7 @@ class Arena:
         low, high = int(wide.min()), int(wide.max()) + stride_pages
         if low < self.first_page or high > self.total_pages:
             raise InvalidArgument(
-                f"arena: slots span pages {low} to {high}, allowed are {self.first_page} to {self.total_pages}"
+                f"arena: slots span pages {low} to {high}, allowed: {self.first_page} to {self.total_pages}"
             )
         cuts = np.flatnonzero(np.diff(wide) != stride_pages) + 1
         edges = [0, *cuts.tolist(), count]

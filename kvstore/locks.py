@@ -1,4 +1,4 @@
-"""Locks that the kernel drops when their holder dies: a byte per client session, a file per data directory."""
+"""Locks that the kernel drops when their holder dies: a byte per session, a file per data directory."""
 
 from __future__ import annotations
 
