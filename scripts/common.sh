@@ -25,7 +25,7 @@ cached_venv() {
             say "making $folder: $*"
             rm -rf "$folder"
             "${PYTHON:-python3}" -m venv "$folder"
-            "$folder/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: "$@" >&2
+            "$folder/bin/pip" install -qq --disable-pip-version-check --only-binary :all: "$@" >&2
             touch "$folder/.complete"
         fi
     ) 9>"$folder.lock"
