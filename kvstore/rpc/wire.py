@@ -50,7 +50,7 @@ from kvstore.rpc.wire_put import (
     reserve_from_wire,
     reserve_to_wire,
 )
-from kvstore.types import ReleaseOutcome
+from kvstore.types import BlockHash, ReleaseOutcome
 
 __all__ = [
     "Release", "commit_answer_from_wire", "commit_answer_to_wire", "commit_from_wire", "commit_to_wire",
@@ -62,7 +62,7 @@ __all__ = [
     "parts_from_wire", "prefetch_answer_from_wire", "prefetch_answer_to_wire", "progress_from_wire",
     "progress_to_wire", "put_header_from_wire", "put_header_to_wire", "release_from_wire",
     "release_to_wire", "releases_from_wire", "reserve_answer_from_wire", "reserve_answer_to_wire",
-    "reserve_from_wire", "reserve_to_wire", "run_info_from_wire", "run_info_to_wire", "seconds_of",
+    "reserve_from_wire", "reserve_to_wire", "root_from_wire", "run_info_from_wire", "run_info_to_wire", "seconds_of",
     "status_of", "text_of",
 ]  # fmt: skip
 
@@ -76,9 +76,10 @@ class Release:
     outcome: ReleaseOutcome = ReleaseOutcome.USED
 
 
-def open_to_wire(namespace: Namespace) -> pb.OpenRequest:
-    """Return the request that opens a namespace."""
-    return pb.OpenRequest(canonical=namespace.canonical(), fingerprint=namespace.fingerprint)
+def open_to_wire(namespace: Namespace, *, root: BlockHash | None = None) -> pb.OpenRequest:
+    """Return the request that opens a namespace and declares the client's chain root."""
+    canonical, fingerprint = namespace.canonical(), namespace.fingerprint
+    return pb.OpenRequest(canonical=canonical, fingerprint=fingerprint, root=root or b"")
 
 
 def open_from_wire(message: pb.OpenRequest) -> Namespace:
@@ -94,6 +95,11 @@ def open_from_wire(message: pb.OpenRequest) -> Namespace:
             f"open.fingerprint: the canonical form hashes to {ours}, the client says {claimed.hex()}"
         )
     return namespace
+
+
+def root_from_wire(message: pb.OpenRequest) -> BlockHash | None:
+    """Return the chain root that an open declares, None when it declares none."""
+    return hash_of(message.root, "open.root") if message.root else None
 
 
 def open_answer_to_wire(answer: OpenAnswer, *, boot_id: int = 0) -> pb.OpenReply:

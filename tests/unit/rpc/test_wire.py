@@ -314,3 +314,10 @@ def test_a_framed_put_starts_with_its_header() -> None:
 def test_a_reply_says_which_boot_it_comes_from() -> None:
     assert wire.match_answer_to_wire(MatchAnswer(blocks=0), boot_id=9).boot_id == 9
     assert wire.fingerprint_of(b"f" * 32, "x") == Fingerprint(b"f" * 32)
+
+
+def test_an_open_declares_a_root_or_none() -> None:
+    assert wire.root_from_wire(sent(wire.open_to_wire(NAMESPACE, root=ROOT))) == ROOT
+    assert wire.root_from_wire(wire.open_to_wire(NAMESPACE)) is None
+    with pytest.raises(InvalidArgument, match=r"open\.root: a block hash has 32 bytes, got 1"):
+        wire.root_from_wire(pb.OpenRequest(root=b"1"))
