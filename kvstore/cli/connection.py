@@ -1,0 +1,147 @@
+"""The administration service as the commands see it, and the options that lead to it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Self, cast
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the library's own stderr lines are no answer to a user
+
+import grpc
+import typer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvstore.errors import DeadlineExceeded, KVStoreError, TierUnavailable
+from kvstore.paths import default_address
+from kvstore.rpc.channel import CLIENT_OPTIONS, ERROR_METADATA, bearer
+from kvstore.rpc.status import error_from_call
+from kvstore.rpc.stubs import admin_stub, data_stub
+from kvstore.rpc.v1 import admin_pb2
+
+CALL_SECONDS = 10.0
+
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        "-a",
+        metavar="ADDRESS",
+        envvar="KVSTORE_ADDRESS",
+        help="The daemon: unix:/path/to/socket or host:port. Without it, this user's own daemon.",
+        show_default=False,
+    ),
+]
+TokenOption = Annotated[
+    str,
+    typer.Option(
+        "--token", metavar="TOKEN", envvar="KVSTORE_TOKEN", help="For host:port.", show_default=False
+    ),
+]
+CaOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca", metavar="FILE", envvar="KVSTORE_TLS_CA", help="Certificate to trust, for host:port."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+OfflineOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--offline", metavar="DIR", help="Read the data directory of a stopped daemon.", show_default=False
+    ),
+]
+
+
+class Daemon:
+    """A connection to one daemon. Threads: one at a time.
+
+    Errors: TierUnavailable when nobody answers, DeadlineExceeded when somebody listens and does not answer.
+    """
+
+    def __init__(self, address: str | None = None, *, token: str = "", tls_ca: Path | None = None) -> None:
+        self.address = address or default_address()
+        self._metadata = bearer(token)
+        if tls_ca:
+            credentials = grpc.ssl_channel_credentials(tls_ca.read_bytes())
+            self.channel = grpc.secure_channel(self.address, credentials, CLIENT_OPTIONS)
+        else:
+            self.channel = grpc.insecure_channel(self.address, CLIENT_OPTIONS)
+        self._admin = admin_stub(self.channel)
+        self._health = health_pb2_grpc.HealthStub(self.channel)
+        self.data = data_stub(self.channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.channel.close()
+
+    def status(self, *, deadline_seconds: float = CALL_SECONDS) -> dict[str, Any]:
+        """Return the daemon's status document."""
+        reply = self._call(self._admin.Status, admin_pb2.StatusRequest(), deadline_seconds)
+        document: dict[str, Any] = json.loads(reply.document)
+        return document
+
+    def serving(self) -> bool:
+        """Return whether the standard health service says SERVING."""
+        reply = self._call(self._health.Check, health_pb2.HealthCheckRequest(), CALL_SECONDS)
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def namespaces(self) -> list[admin_pb2.NamespaceInfo]:
+        """Return every namespace, with its canonical form and what it holds."""
+        reply = self._call(self._admin.Namespaces, admin_pb2.NamespacesRequest(), CALL_SECONDS)
+        return list(reply.namespaces)
+
+    def inspect(
+        self, namespace: bytes, *, keys: bytes = b"", hash_prefix: bytes = b"", limit: int = 0
+    ) -> admin_pb2.InspectReply:
+        """Return the runs that hold these keys, or whose hashes start so."""
+        request = admin_pb2.InspectRequest(
+            namespace=namespace, keys=keys, hash_prefix=hash_prefix, limit=limit
+        )
+        reply: admin_pb2.InspectReply = self._call(self._admin.Inspect, request, CALL_SECONDS)
+        return reply
+
+    def segments(self) -> list[admin_pb2.SegmentInfo]:
+        """Return the segments of the SSD tier."""
+        reply = self._call(self._admin.Segments, admin_pb2.SegmentsRequest(), CALL_SECONDS)
+        return list(reply.segments)
+
+    def verify(self, namespace: bytes = b"") -> Iterator[admin_pb2.VerifyReply]:
+        """Let the daemon read everything again; yields its progress, the last one with `done`."""
+        stream = self._admin.Verify(admin_pb2.VerifyRequest(namespace=namespace), metadata=self._metadata)
+        try:
+            yield from stream
+        except grpc.RpcError as error:
+            raise self._mapped(error) from error
+
+    def _call(self, method: Callable[..., Any], request: Any, deadline_seconds: float) -> Any:
+        try:
+            return method(request, timeout=deadline_seconds, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self._mapped(error, deadline_seconds) from error
+
+    def _mapped(self, error: grpc.RpcError, deadline_seconds: float = CALL_SECONDS) -> KVStoreError:
+        call = cast(grpc.Call, error)
+        if any(key == ERROR_METADATA for key, _ in call.trailing_metadata() or ()):
+            return error_from_call(error)
+        match call.code():
+            case grpc.StatusCode.UNAVAILABLE:
+                remedy = "start one with `kvstore serve`, or name another with --address"
+                return TierUnavailable(f"no daemon answers at {self.address}: {remedy}")
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                remedy = "it hangs, is stopped or overloaded; look at its log"
+                return DeadlineExceeded(
+                    f"the daemon at {self.address} did not answer within {deadline_seconds:g} s: {remedy}"
+                )
+            case grpc.StatusCode.UNIMPLEMENTED:
+                return TierUnavailable(
+                    f"whoever listens at {self.address} is no kvstore daemon of this version"
+                )
+        return error_from_call(error)

@@ -1,0 +1,143 @@
+"""`kvstore doctor`: is this machine fit, does the daemon work, and what to do about each finding."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvstore.cli.checks import Finding, Level, Place, examine
+from kvstore.cli.connection import AddressOption, CaOption, Daemon, JsonOption, TokenOption
+from kvstore.cli.output import (
+    EXIT_FINE,
+    EXIT_PROBLEM,
+    Sheet,
+    duration_text,
+    emit_json,
+    plain,
+    progress,
+    styled,
+)
+from kvstore.errors import KVStoreError
+from kvstore.paths import default_address
+
+STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.PROBLEM: "red"}
+
+
+def doctor(
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Data directory to look at; else the configured one."),
+    ] = None,
+    shared_memory: Annotated[
+        Path | None,
+        typer.Option("--shared-memory", metavar="DIR", help="Mount of the arena; else the configured one."),
+    ] = None,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Start a temporary daemon and put a run through every tier.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Configuration the daemon would read.")
+    ] = None,
+    address: AddressOption = None,
+    as_json: JsonOption = False,
+    token: TokenOption = "",
+    tls_ca: CaOption = None,
+) -> None:
+    """Check the machine, then write, read and expire a small run through each tier of the daemon.
+
+    Each finding says what to do about it. Exit code 1 when one of them is a problem; a note is none.
+
+    Examples:
+
+      kvstore doctor
+
+      kvstore doctor --self-test
+
+      kvstore doctor --data /mnt/nvme/kvstore --json
+    """
+    place = _place(data, shared_memory, config, address)
+    sections = {"Machine": examine(place)}
+    with progress("asking the daemon", total=None):
+        sections["Daemon"] = _daemon(place, token, tls_ca)
+    if self_test:
+        sections["Temporary daemon"] = _self_test(place)
+    findings = [finding for section in sections.values() for finding in section]
+    problems = [finding for finding in findings if finding.level is Level.PROBLEM]
+    if as_json:
+        emit_json({"findings": [_plain(name, f) for name, section in sections.items() for f in section]})
+    else:
+        _sheet(sections, len(problems)).show()
+    raise typer.Exit(EXIT_PROBLEM if problems else EXIT_FINE)
+
+
+def _place(data: Path | None, shared_memory: Path | None, config: Path | None, address: str | None) -> Place:
+    from kvstore.settings import load
+
+    settings = load(environ=os.environ, config=config).settings
+    return Place(
+        data=(data or settings.ssd.path).absolute(),
+        shared_memory=(shared_memory or settings.host.directory).absolute(),
+        address=address or default_address(),
+    )
+
+
+def _daemon(place: Place, token: str, tls_ca: Path | None) -> list[Finding]:
+    check = "daemon"
+    try:
+        with Daemon(place.address, token=token, tls_ca=tls_ca) as daemon:
+            document = daemon.status()
+            serving = daemon.serving()
+    except KVStoreError as error:
+        advice = "`kvstore serve` starts one; `kvstore doctor --self-test` tries a temporary one"
+        return [Finding(check, Level.NOTE, str(error).partition(" start one")[0].rstrip(":"), advice)]
+    up = duration_text(document.get("uptime_seconds", 0.0))
+    found = f"version {document.get('version', '?')} answers at {place.address}, up {up}"
+    if not serving:
+        return [Finding(check, Level.PROBLEM, found + ", but is not serving", "look at its log")]
+    from kvstore.cli.selftest import exercise
+
+    return [Finding(check, Level.OK, found), *exercise(place.address, token=token)]
+
+
+def _self_test(place: Place) -> list[Finding]:
+    from kvstore.cli.selftest import self_test
+
+    findings: list[Finding] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="kvstore-doctor-") as directory,
+        progress("temporary daemon", total=None) as bar,
+    ):
+        for finding in self_test(Path(directory)):
+            findings.append(finding)
+            bar.to(len(findings), label=f"temporary daemon: {finding.check}")
+    return findings
+
+
+def _sheet(sections: dict[str, list[Finding]], problems: int) -> Sheet:
+    page = Sheet()
+    for name, findings in sections.items():
+        rows = [(styled(f.level, STYLES[f.level]), plain(f.check), _told(f)) for f in findings]
+        page.table(name, ("", "check", "finding"), rows)
+    if problems:
+        page.markup(styled(f"{problems} problem{'s' if problems > 1 else ''} found", "bold red"))
+    else:
+        page.markup(styled("no problem found", "bold green"))
+    return page
+
+
+def _told(finding: Finding) -> str:
+    return plain(finding.found) + (f"\n{styled('-> ' + finding.advice, 'cyan')}" if finding.advice else "")
+
+
+def _plain(section: str, finding: Finding) -> dict[str, str]:
+    return {
+        "section": section.lower(),
+        "check": finding.check,
+        "level": str(finding.level),
+        "found": finding.found,
+        "advice": finding.advice,
+    }
