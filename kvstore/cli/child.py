@@ -22,7 +22,8 @@ LOG_LINES_SHOWN = 5
 class ChildDaemon:
     """`kvstore serve` on a directory that belongs to it alone; a context manager that also ends it.
 
-    `settings` are dotted keys such as `classes.batch.ttl_seconds`. The caller makes and removes the directory.
+    `settings` are dotted keys such as `classes.batch.ttl_seconds`.
+    The caller makes and removes the directory.
     """
 
     def __init__(

@@ -56,6 +56,9 @@ OfflineOption = Annotated[
 ]
 
 
+_EMPTY_CHECK = health_pb2.HealthCheckRequest()
+
+
 class Daemon:
     """A connection to one daemon. Threads: one at a time.
 
@@ -92,6 +95,10 @@ class Daemon:
         """Return whether the standard health service says SERVING."""
         reply = self._call(self._health.Check, health_pb2.HealthCheckRequest(), CALL_SECONDS)
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def ping(self) -> None:
+        """Make the least call there is: the standard health check."""
+        self._call(self._health.Check, _EMPTY_CHECK, CALL_SECONDS)
 
     def namespaces(self) -> list[admin_pb2.NamespaceInfo]:
         """Return every namespace, with its canonical form and what it holds."""

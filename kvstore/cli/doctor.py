@@ -47,9 +47,10 @@ def doctor(
     token: TokenOption = "",
     tls_ca: CaOption = None,
 ) -> None:
-    """Check the machine, then write, read and expire a small run through each tier of the daemon.
+    """Check the machine, then use the daemon: write, read, verify and delete a small run.
 
-    Each finding says what to do about it. Exit code 1 when one of them is a problem; a note is none.
+    Each finding says what to do about it. Exit code 1 when one of them is a
+    problem; a note is none. --self-test also sees a restart and an expiry.
 
     Examples:
 

@@ -139,8 +139,8 @@ def blocks(
 ) -> None:
     """Show where the blocks of a prompt lie, in which class, until when, and how big.
 
-    With --tokens or --keys the last line says how much a match would find, and why it ends there;
-    exit code 1 when it would find nothing.
+    With --tokens or --keys the last line says how much a match would find and
+    why it ends there. Exit code 1 when nothing is found.
 
     Examples:
 

@@ -44,8 +44,8 @@ def status(
 ) -> None:
     """Show tiers, classes, hit rates by tier, queues and health.
 
-    A hit rate says of what: tokens delivered, out of tokens asked for. Exit code 1 when a tier is not
-    healthy, or when no daemon answers.
+    A hit rate says of what: tokens delivered, out of tokens asked for. Exit
+    code 1 when a tier is not healthy, or when no daemon answers.
 
     Examples:
 

@@ -34,9 +34,10 @@ def verify(
     token: TokenOption = "",
     tls_ca: CaOption = None,
 ) -> None:
-    """Read every block of host memory and SSD again and check its digests. Exit code 1 when one is wrong.
+    """Read every block of host memory and SSD again and check its digests.
 
-    A daemon drops what it finds corrupt, so that it is never served. `--offline` changes nothing.
+    Exit code 1 when one is wrong. A daemon drops what it finds corrupt, so
+    that it is never served; --offline changes nothing.
 
     Examples:
 

@@ -1,0 +1,36 @@
+"""The one registry of groups: a group's name, its rows, and the module whose `run` measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
+
+from kvstore.bench import rows
+from kvstore.bench.harness import Bench
+from kvstore.bench.rows import Row, RowSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that are measured together. `run` of its module yields each of them once, in order."""
+
+    name: str
+    rows: tuple[RowSpec, ...]
+
+    def run(self, bench: Bench) -> Iterator[Row]:
+        """Measure; the module is imported only now."""
+        module = import_module(f"kvstore.bench.{self.name}")
+        return cast(Callable[[Bench], Iterator[Row]], module.run)(bench)
+
+
+GROUPS: dict[str, Group] = {
+    group.name: group
+    for group in (
+        Group("host", (rows.HOST_HIT, rows.HOST_HIT_VERIFIED, rows.HOST_HIT_LAYERED)),
+        Group("put", (rows.PUT,)),
+        Group("ssd", (rows.SSD_READ, rows.SSD_HIT)),
+        Group("match", (rows.MATCH_600, rows.MATCH_7800)),
+    )
+}

@@ -1,0 +1,123 @@
+"""How everything is measured: rounds that alternate a thing and its baseline, and ratios of their medians.
+
+Absolute speed drifts by half within minutes on a shared machine; a ratio inside one run does not.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kvstore.bench.rows import Better, Row, RowSpec
+from kvstore.cli.child import ChildDaemon
+
+Action = Callable[[], float]
+"""Does the thing once and returns the seconds that count; what it prepares or clears away does not."""
+ROUNDS, ROUNDS_QUICK, WARM_UP_ROUNDS = 15, 5, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a group gets: how hard to try, where to put files, and whom to tell how far it is."""
+
+    rounds: int
+    is_quick: bool
+    directory: Path
+    shared_memory: Path
+    tell: Callable[[str], None]
+
+    def alternate(self, label: str, *, warm_up: int = WARM_UP_ROUNDS, **actions: Action) -> Timings:
+        """Run every action once a round, in turns of order, and return the seconds of each."""
+        taken: dict[str, list[float]] = {name: [] for name in actions}
+        order = list(actions)
+        for number in range(-warm_up, self.rounds):
+            self.tell(f"{label}, round {max(number + 1, 0)} of {self.rounds}")
+            for name in order if number % 2 else reversed(order):
+                with no_collection():
+                    seconds = actions[name]()
+                if number >= 0:
+                    taken[name].append(seconds)
+        return Timings(taken)
+
+    @contextmanager
+    def daemon(self, *, arena_bytes: int, settings: dict[str, str] | None = None) -> Iterator[ChildDaemon]:
+        """Run a daemon with its own directories while the body runs."""
+        everything = {"host.directory": str(self.shared_memory), **(settings or {})}
+        with self.scratch() as directory:
+            self.tell("starting a daemon")
+            with ChildDaemon(directory, arena_bytes=arena_bytes, settings=everything) as child:
+                yield child
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Lend a directory on the disk that is measured."""
+        with TemporaryDirectory(prefix="kvstore-bench-", dir=self.directory) as name:
+            yield Path(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of every action, round by round."""
+
+    seconds: dict[str, list[float]]
+
+    def median(self, name: str) -> float:
+        """Return the median of one action."""
+        return statistics.median(self.seconds[name])
+
+    def row(
+        self, spec: RowSpec, thing: str, baseline: str, *, note: str = "", bar: float | None = None
+    ) -> Row:
+        """Return a row: the ratio of the medians, and in its detail both of them and the spread of the rounds."""
+        by_round = [
+            _ratio(spec.better, one, other)
+            for one, other in zip(self.seconds[thing], self.seconds[baseline], strict=True)
+        ]
+        value = _ratio(spec.better, self.median(thing), self.median(baseline))
+        low, high = _middle_half(by_round)
+        detail = (
+            f"{milliseconds(self.median(thing))} against {milliseconds(self.median(baseline))}, "
+            f"{len(by_round)} rounds, middle half {low:.2f}-{high:.2f}"
+        )
+        return Row(spec, value, f"{detail}; {note}" if note else detail, bar)
+
+
+def _ratio(better: Better, thing_seconds: float, baseline_seconds: float) -> float:
+    if better is Better.HIGHER:
+        return baseline_seconds / thing_seconds
+    return thing_seconds / baseline_seconds
+
+
+def _middle_half(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return first, third
+
+
+def milliseconds(seconds: float) -> str:
+    """Return seconds as milliseconds with three digits that count."""
+    return f"{1000 * seconds:.3g} ms"
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Return the seconds that one call takes."""
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep Python's cycle collector out of the body."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,112 @@
+"""The bytes that every group measures with: the blocks of a long prompt, and buffers that are warm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.client import OpenNamespace
+from kvstore.errors import TierUnavailable
+from kvstore.layout import CacheGroup, Layout, Part, Segment
+from kvstore.namespace import Namespace
+from kvstore.types import AckTier, key_count
+
+BLOCKS = 600
+BLOCK_TOKENS = 128
+BLOCK_BYTES = 114_048
+LAYERS = 44
+"""DeepSeek-V4.1: 600 blocks of 128 tokens are a prompt of 77K."""
+LAYER_RANGES = 11
+DEADLINE_SECONDS = 20.0
+Buffer = npt.NDArray[np.uint8]
+
+
+def block_major(name: str) -> Namespace:
+    """Return a namespace of one part, cut into four segments."""
+    layout = Layout.single(dtype="bench", bytes_max=BLOCK_BYTES, layers=LAYERS, segments=4)
+    return Namespace(model=f"bench-{name}", weights="none", layout=layout, block_tokens=BLOCK_TOKENS)
+
+
+def layer_major(name: str) -> Namespace:
+    """Return a namespace whose blocks come in 11 layer ranges.
+
+    A part has at most 8 segments, so there are two parts, as from two pipeline stages, of 6 and 5 ranges.
+    """
+    length, layers = BLOCK_BYTES // LAYER_RANGES, LAYERS // LAYER_RANGES
+    parts = []
+    for index, (first, count) in enumerate(((0, 6), (6, LAYER_RANGES - 6))):
+        table = tuple(Segment((first + i) * layers, layers, i * length, length) for i in range(count))
+        parts.append(Part(index, "kv", f"stage-{index}", count * length, table))
+    layout = Layout("bench", (CacheGroup("kv"),), tuple(parts)).checked()
+    return Namespace(model=f"bench-{name}", weights="none", layout=layout, block_tokens=BLOCK_TOKENS)
+
+
+def random_bytes(blocks: int, block_bytes: int, *, seed: int) -> Buffer:
+    """Return distinct, incompressible blocks. Shapes: [blocks, block_bytes]."""
+    return np.random.default_rng(seed).integers(0, 256, (blocks, block_bytes), dtype=np.uint8)
+
+
+def warm_buffer(blocks: int, block_bytes: int) -> Buffer:
+    """Return a private buffer whose pages are all there. Shapes: [blocks, block_bytes]."""
+    buffer = np.empty((blocks, block_bytes), np.uint8)
+    buffer.fill(1)
+    return buffer
+
+
+def copy_blocks(source: Buffer, into: Buffer) -> None:
+    """Copy block by block: the plain code that a hit is measured against."""
+    for index in range(len(source)):
+        np.copyto(into[index], source[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Keys of a prompt in an open namespace."""
+
+    namespace: OpenNamespace
+    keys: bytes
+
+    @staticmethod
+    def draw(namespace: OpenNamespace, blocks: int, *, seed: int) -> Prompt:
+        """Return a prompt of random tokens, the same for the same seed."""
+        tokens = np.random.default_rng(seed).integers(0, 1 << 17, blocks * namespace.namespace.block_tokens)
+        return Prompt(namespace, namespace.hashes(tokens))
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return key_count(self.keys)
+
+    def store(self, source: object, *, ack: AckTier = AckTier.HOST, retention_class: str = "") -> None:
+        """Put it whole.
+
+        Errors: TierUnavailable saying what became of the blocks.
+        """
+        put = self.namespace.put(
+            self.namespace.root,
+            self.keys,
+            source,  # type: ignore[arg-type]
+            ack=ack,
+            retention_class=retention_class,
+            deadline_seconds=DEADLINE_SECONDS,
+        )
+        if put.present < self.blocks:
+            outcomes = ", ".join(f"{run.count} {run.outcome}" for run in put.outcomes) or str(put.reason)
+            raise TierUnavailable(f"put of {self.blocks} blocks: {outcomes}")
+
+    def fetch(self, into: object, *, verify: bool) -> None:
+        """Match, copy out and release.
+
+        Errors: TierUnavailable when not all of it came.
+        """
+        fetched = self.namespace.get(self.keys, into, verify=verify, deadline_seconds=DEADLINE_SECONDS)  # type: ignore[arg-type]
+        if fetched.blocks < self.blocks:
+            raise TierUnavailable(f"{fetched.blocks} of {self.blocks} blocks came back: {fetched.reason}")
+
+
+def layer_buffers(blocks: int, lengths: Sequence[int]) -> list[Buffer]:
+    """Return one warm array per layer range. Shapes: [blocks, length] each."""
+    return [warm_buffer(blocks, length) for length in lengths]

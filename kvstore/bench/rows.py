@@ -1,0 +1,117 @@
+"""The rows of the bench: what each one means, its bar, and how a measured one is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Better(StrEnum):
+    """Which way a row improves."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSpec:
+    """A row before it is measured. `bar` is the floor, or the ceiling where lower is better."""
+
+    name: str
+    what: str
+    baseline: str
+    bar: float | None
+    better: Better = Better.HIGHER
+    unit: str = "ratio"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A measured row; `value` is None where it could not be measured, and `detail` then says why."""
+
+    spec: RowSpec
+    value: float | None
+    detail: str
+    bar: float | None = None
+    """A bar that depends on the machine; else the row's own."""
+
+    @property
+    def effective_bar(self) -> float | None:
+        """The bar that counts."""
+        return self.spec.bar if self.bar is None else self.bar
+
+    @property
+    def reaches_bar(self) -> bool | None:
+        """Whether the value reaches its bar; None where one of them is missing."""
+        bar = self.effective_bar
+        if self.value is None or bar is None:
+            return None
+        return self.value >= bar if self.spec.better is Better.HIGHER else self.value <= bar
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the row as JSON-ready values."""
+        return {
+            "name": self.spec.name,
+            "value": None if self.value is None else round(self.value, 4),
+            "better": str(self.spec.better),
+            "bar": self.effective_bar,
+            "baseline": self.spec.baseline,
+            "unit": self.spec.unit,
+            "detail": self.detail,
+        }
+
+
+PLAIN_COPY = "plain block-wise numpy copy of the same bytes by one thread, warm buffers"
+EMPTY_RPC = "empty unary RPC (health check) on the same daemon"
+
+HOST_HIT = RowSpec(
+    name="host_hit",
+    what="match, copy out and release 600 blocks of 114,048 B from host memory; no digest, one copy thread",
+    baseline=PLAIN_COPY,
+    bar=0.9,
+)
+HOST_HIT_VERIFIED = RowSpec(
+    name="host_hit_verified",
+    what="the same with every digest checked and the client's default threads",
+    baseline=PLAIN_COPY,
+    bar=1.0,
+)
+HOST_HIT_LAYERED = RowSpec(
+    name="host_hit_layered",
+    what="host_hit into a layer-major destination of 11 layer ranges",
+    baseline=PLAIN_COPY,
+    bar=0.75,
+)
+PUT = RowSpec(
+    name="put",
+    what="put 600 blocks of 114,048 B, digests taken, acknowledged on host, one copy thread",
+    baseline=PLAIN_COPY,
+    bar=0.8,
+)
+SSD_READ = RowSpec(
+    name="ssd_read",
+    what="read records from SSD into the arena and verify them, in process, page cache bypassed",
+    baseline="fio (libaio, 1 MiB, depth 16, direct) on the same segment files",
+    bar=0.7,
+)
+SSD_HIT = RowSpec(
+    name="ssd_hit",
+    what="match, load from SSD, verify, copy out and release 600 blocks through the daemon",
+    baseline="the in-process read of ssd_read, the same bytes",
+    bar=0.85,
+)
+MATCH_600 = RowSpec(
+    name="match_600",
+    what="match and release 600 resident blocks on the session",
+    baseline=EMPTY_RPC,
+    bar=1.5,
+    better=Better.LOWER,
+)
+MATCH_7800 = RowSpec(
+    name="match_7800",
+    what="match and release 7,800 resident blocks on the session",
+    baseline=EMPTY_RPC,
+    bar=4.0,
+    better=Better.LOWER,
+)

@@ -1,0 +1,185 @@
+"""`kvstore bench`: runs groups of rows and shows what they came to."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvstore.bench.groups import GROUPS, Group
+from kvstore.bench.harness import ROUNDS, ROUNDS_QUICK, Bench
+from kvstore.bench.machine import describe
+from kvstore.bench.rows import Row
+from kvstore.cli.output import (
+    EXIT_FINE,
+    EXIT_PROBLEM,
+    Sheet,
+    bytes_text,
+    complain,
+    emit_json,
+    plain,
+    progress,
+    styled,
+)
+from kvstore.errors import InvalidArgument, KVStoreError
+
+
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME...",
+            help=f"Groups to run: {', '.join(GROUPS)}. Without one, all.",
+            show_default=False,
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Write the result there; - is stdout.", show_default=False
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer rounds and bytes: under a minute, wider spread.")
+    ] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds",
+            metavar="N",
+            min=1,
+            max=1000,
+            help=f"Rounds of each row; {ROUNDS} unless given.",
+            show_default=False,
+        ),
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--directory",
+            metavar="DIR",
+            help="On the disk to measure; else the temporary directory.",
+            show_default=False,
+        ),
+    ] = None,
+    shared_memory: Annotated[
+        Path, typer.Option("--shared-memory", metavar="DIR", help="Mount of the arena.")
+    ] = Path("/dev/shm"),
+) -> None:
+    """Measure the store against honest baselines on this machine.
+
+    Every row is the ratio of two medians, over rounds that alternate the thing
+    and its baseline. The bar is the floor (or ceiling) that the project sets
+    itself; a row that misses it is marked. It starts a daemon of its own on
+    temporary directories and leaves a running one alone. Exit code 1 when a
+    row could not be measured.
+
+    Examples:
+
+      kvstore bench --quick
+
+      kvstore bench host put --rounds 31 --json result.json
+    """
+    chosen = choose(names or list(GROUPS))
+    disk = (directory or Path(tempfile.gettempdir())).absolute()
+    for path in (disk, shared_memory):
+        if not path.is_dir():
+            raise InvalidArgument(f"bench: {path} is no directory")
+    machine = describe(disk, shared_memory)
+    with progress("bench", total=sum(len(group.rows) for group in chosen)) as bar:
+        done: list[Row] = []
+        context = Bench(
+            rounds=rounds or (ROUNDS_QUICK if quick else ROUNDS),
+            is_quick=quick,
+            directory=disk,
+            shared_memory=shared_memory,
+            tell=lambda text: bar.to(len(done), label=text),
+        )
+        for group in chosen:
+            measure(group, context, done.append)
+    document = {"machine": machine, "rows": [row.to_plain() for row in done]}
+    _deliver(document, done, json_file)
+    raise typer.Exit(EXIT_PROBLEM if any(row.value is None for row in done) else EXIT_FINE)
+
+
+def choose(names: Sequence[str]) -> list[Group]:
+    """Return the groups of these names.
+
+    Errors: InvalidArgument naming what is unknown and what there is.
+    """
+    unknown = [name for name in names if name not in GROUPS]
+    if unknown:
+        raise InvalidArgument(
+            f"bench: no group {', '.join(map(repr, unknown))}; there is: {', '.join(GROUPS)}"
+        )
+    return [GROUPS[name] for name in dict.fromkeys(names)]
+
+
+def measure(group: Group, context: Bench, take: Callable[[Row], None]) -> None:
+    """Run one group; the rows that its failure left out say why."""
+    taken: set[str] = set()
+    try:
+        for row in group.run(context):
+            taken.add(row.spec.name)
+            take(row)
+        return
+    except (KVStoreError, OSError) as error:
+        reason = str(error)
+    for spec in group.rows:
+        if spec.name not in taken:
+            take(Row(spec, None, f"not measured: {reason}"))
+
+
+def _deliver(document: dict[str, Any], rows: Sequence[Row], json_file: Path | None) -> None:
+    if json_file is not None and str(json_file) == "-":
+        emit_json(document)
+        return
+    _sheet(document["machine"], rows).show()
+    if json_file is not None:
+        try:
+            json_file.write_text(json.dumps(document, indent=2) + "\n")
+        except OSError as error:
+            complain(f"--json {json_file}: {error.strerror}")
+            raise typer.Exit(EXIT_PROBLEM) from error
+
+
+def _sheet(machine: dict[str, Any], rows: Sequence[Row]) -> Sheet:
+    page = Sheet()
+    page.line(_machine_line(machine))
+    page.table("Rows", ("row", "value>", "bar>", "", "what was measured"), [_cells(row) for row in rows])
+    missed = sum(row.reaches_bar is False for row in rows)
+    unmeasured = sum(row.value is None for row in rows)
+    page.line(f"{len(rows)} rows, {missed} missed their bar, {unmeasured} not measured")
+    return page
+
+
+def _machine_line(machine: dict[str, Any]) -> str:
+    disk, memory = machine["disk"], machine["shared_memory"]
+    words = (
+        machine["cpu"],
+        f"{machine['cpus']} CPUs",
+        bytes_text(machine["memory_bytes"]),
+        f"Linux {machine['kernel']}",
+        f"Python {machine['python']}",
+        f"disk {disk['file_system']} on {disk['mount']}",
+        f"arena in {'huge' if memory['huge_pages'] else '4 KiB'} pages",
+        f"load {machine['load_average']}",
+    )
+    return ", ".join(words)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    sign = {"higher": ">=", "lower": "<="}[row.spec.better]
+    verdict = {True: styled("ok", "green"), False: styled("MISSED", "bold red"), None: ""}[row.reaches_bar]
+    unit = "" if row.spec.unit == "ratio" else f" {row.spec.unit}"
+    return (
+        row.spec.name,
+        "-" if row.value is None else f"{row.value:.2f}{unit}",
+        "" if row.effective_bar is None else f"{sign} {row.effective_bar:g}",
+        verdict,
+        f"{plain(row.spec.what)}\n{styled('against ' + row.spec.baseline, 'dim')}\n{plain(row.detail)}",
+    )
