@@ -1,7 +1,7 @@
-"""Every metric the daemon exports: one list with help texts, and the collector that Prometheus reads it through.
+"""Every metric the daemon exports: one list with help texts, and the collector that Prometheus reads.
 
-Counters and histograms come from kvstore.events, gauges from a snapshot taken at scrape time. A metric of the list is
-always there, with 0 for label values nobody has counted yet, so that a dashboard never misses a series.
+Counters and histograms come from kvstore.events, gauges from a snapshot taken at scrape time. A metric of the
+list is always there, with 0 for label values nobody has counted yet: a dashboard never misses a series.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from prometheus_client.registry import Collector
 
 from kvstore.events import Events, Labels
 from kvstore.types import MissReason, PutOutcome, Tier
-
 
 T = TypeVar("T")
 
@@ -44,10 +43,10 @@ class Metric:
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 METRICS: tuple[Metric, ...] = (
     Metric("kvstore_lookup_tokens_total", _C, "Tokens whose blocks were asked for by leased matches."),
-    Metric("kvstore_hit_tokens_total", _C, "Tokens delivered, by the tier they were found in.", ("tier", "class")),
+    Metric("kvstore_hit_tokens_total", _C, "Tokens delivered, by where they were found.", ("tier", "class")),
     Metric("kvstore_misses_total", _C, "Matches that ended before the last key.", ("reason",)),
     Metric("kvstore_fetch_seconds", _H, "Seconds from a match to its last block in host memory.", ("tier",)),
-    Metric("kvstore_stored_blocks_total", _C, "Blocks offered by puts, by what became of them.", ("outcome",)),
+    Metric("kvstore_stored_blocks_total", _C, "Blocks of puts, by what became of them.", ("outcome",)),
     Metric("kvstore_leases", _G, "Leases held now."),
     Metric("kvstore_reservations", _G, "Reservations open now."),
     Metric("kvstore_quarantined_slots", _G, "Slots that a late writer may still write to."),
@@ -134,7 +133,7 @@ class EventsCollector(Collector):
         return family
 
     def _expected(self, metric: Metric) -> Iterator[tuple[str, ...]]:
-        # A label outside the closed sets appears with its first count; a metric without labels is always there.
+        # A label outside the closed sets appears with its first count.
         yield from itertools.product(*(self._values.get(label, ()) for label in metric.labels))
 
 
