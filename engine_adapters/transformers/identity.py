@@ -1,0 +1,103 @@
+"""What names the blocks of a model: a fingerprint of its weights, its positions, its namespace."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import xxhash
+
+from engine_adapters.transformers.packing import PACKING, KvShape
+from kvstore.errors import InvalidArgument
+from kvstore.namespace import Namespace
+
+# Positional parameters by name; families invent new ones, so a part of the name decides.
+POSITIONAL = ("rope", "rotary", "position", "alibi", "sliding_window", "attention_chunk_size", "layer_types")
+# What a config says that cannot change a byte of the attention state, or what the namespace says elsewhere.
+SILENT = (
+    "_name_or_path", "_model_name_or_path", "name_or_path", "transformers_version", "architectures",
+    "use_cache", "output_attentions", "output_hidden_states", "return_dict", "id2label", "label2id",
+    "problem_type", "pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "dtype", "torch_dtype",
+    "quantization_config",
+)  # fmt: skip
+# These rotate a key by the length of the sequence it was computed in, so a prefix has no bytes of its own.
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+def weights_fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return a fingerprint of every byte of every tensor, and of its name, dtype and shape.
+
+    Always computed afresh: a file's name and time do not prove what a process has in memory. xxh3-128 reads
+    10 GB/s and more; it catches accidents, not a forger, who could as well write to the store directly.
+    """
+    names = hashlib.blake2b(digest_size=32, person=b"kvstore hf wts")
+    for name, tensor in sorted(tensors, key=lambda item: item[0]):
+        plain = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
+        names.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        names.update(xxhash.xxh3_128_digest(plain))
+    return f"xxh3-{names.hexdigest()}"
+
+
+def canonical(value: object) -> str:
+    """Return JSON that is equal for equal content, whatever the order of keys."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+
+
+def positions(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every positional parameter of a model's config."""
+    return {key: value for key, value in config.items() if any(word in key for word in POSITIONAL)}
+
+
+def refuse_length_dependent(config: Mapping[str, Any]) -> None:
+    """Refuse models whose keys depend on how long the whole sequence is.
+
+    Errors: InvalidArgument naming the rope type.
+    """
+    pending: list[Any] = [positions(config)]
+    while pending:
+        value = pending.pop()
+        if not isinstance(value, Mapping):
+            continue
+        kind = value.get("rope_type", value.get("type"))
+        if kind in LENGTH_DEPENDENT_ROPE:
+            raise InvalidArgument(
+                f"prefix cache: rope type {kind!r} makes keys depend on the sequence length"
+            )
+        pending.extend(value.values())
+
+
+def model_namespace(
+    config: Mapping[str, Any],
+    shape: KvShape,
+    *,
+    model: str,
+    weights: str,
+    engine: str,
+    attention: str,
+    tenant: str = "",
+) -> Namespace:
+    """Return the namespace of a model's blocks.
+
+    The rest of the config (activation, norms, scalings) counts as weights: it changes the bytes as they do.
+    Errors: InvalidArgument when the keys of a prefix depend on more than the prefix.
+    """
+    refuse_length_dependent(config)
+    rope = positions(config)
+    rest = {key: value for key, value in config.items() if key not in rope and key not in SILENT}
+    digest = hashlib.blake2b(canonical(rest).encode(), digest_size=16, person=b"kvstore hf cfg").hexdigest()
+    layout = shape.layout()
+    return Namespace(
+        model=model,
+        weights=f"{weights}+config-{digest}",
+        layout=layout,
+        block_tokens=shape.block_tokens,
+        dtype=layout.dtype,
+        quantisation=canonical(config["quantization_config"]) if config.get("quantization_config") else "",
+        rope=canonical(rope),
+        engine=engine,
+        packing=f"{PACKING} {attention}",
+        tenant=tenant,
+    ).checked()

