@@ -7,11 +7,12 @@ short record has the digest of no bytes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -32,12 +33,18 @@ SPLIT_BYTES_MIN = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
 Buffer = Bytes | Sequence[Bytes]
-"""Blocks of one part: [blocks, bytes_max], or an array [blocks, segment.length] for each segment."""
+"""Blocks of one part: an array [blocks, bytes_max], or one [blocks, length] for each segment, or for each of some
+finer layer ranges, in order; every segment must begin with an array. Rows may be strided."""
 
 _Pieces = Iterator[tuple[Bytes, ...]]
+_Block = Bytes | tuple[Bytes, ...]
 _Cut = tuple[int, int]
 _Result = TypeVar("_Result")
-_contiguous_digest = cast("Callable[[Bytes], bytes]", xxhash.xxh3_128_digest)
+# Copies source to destination; releases the GIL. np.copyto ends in memmove, whose `rep movsb` loses 30 % on
+# some x86 when both are not aligned alike (numpy's own large arrays start 16 bytes into a page, slots at its
+# beginning); the loop of a ufunc does not care.
+_copy_bytes = cast("Callable[[Bytes, Bytes], Bytes]", np.positive)
+_digest_bytes = cast("Callable[[Bytes], bytes]", xxhash.xxh3_128_digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ class CopiedOut:
 
 @dataclass(frozen=True, slots=True)
 class CopiedIn:
-    """What a commit tells of the blocks copied in: packed u32[n] lengths, 16 x segments x n bytes of digests."""
+    """What a commit tells of the blocks copied in, packed: lengths u32[n], digests 16 x segments x n."""
 
     lengths: bytes
     digests: bytes
@@ -134,13 +141,12 @@ def digest_images(part: Part, images: Sequence[memoryview], lengths: U32Array) -
         raise InvalidArgument(f"digest of part {part.index}: images of {count} slots, {len(lengths)} lengths")
     cuts = _segment_cuts(part)
     pieces = itertools.chain.from_iterable(_columns(block, cuts) for block in rows)
-    trimmed = _trimmed(pieces, cuts, lengths)
-    return b"".join(_contiguous_digest(piece) for block in trimmed for piece in block)
+    return b"".join(_digest_pieces(block) for block in _trimmed(pieces, cuts, lengths))
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """One checked request. `arrays` are the caller's, `cuts` their places in a record; lengths None: all full."""
+    """One checked request: the caller's `arrays`, `cuts` their places in a record; lengths None: all full."""
 
     memory: Bytes
     arena: Arena
@@ -158,10 +164,11 @@ class _Copy:
         memory = arena.bytes  # one name for the whole copy: closing the arena meanwhile then hurts nobody
         arena.runs(slots, stride_pages=part.stride_pages)
         arrays, cuts = _arrays_of(part, buffer, count=len(slots), writing=not inward)
-        if len(lengths) != len(slots) or (len(slots) and int(lengths.max()) > part.bytes_max):
+        longest = int(lengths.max(initial=0))
+        if len(lengths) != len(slots) or longest > part.bytes_max:
             raise InvalidArgument(
-                f"copy of part {part.index}: {len(slots)} slots, {len(lengths)} lengths of at most "
-                f"{int(lengths.max(initial=0))} bytes; the part's limit is {part.bytes_max}"
+                f"copy of part {part.index}: {len(slots)} slots, {len(lengths)} lengths of at most {longest} "
+                f"bytes; the part's limit is {part.bytes_max}"
             )
         is_full = bool((lengths == part.bytes_max).all())
         return _Copy(memory, arena, part, slots, None if is_full else lengths, arrays, cuts, inward)
@@ -183,9 +190,7 @@ class _Copy:
         try:
             results = [work(*stretches[0])]
         except BaseException:
-            wait(
-                future for future in futures if not future.cancel()
-            )  # none may write to the caller's buffer later
+            wait([f for f in futures if not f.cancel()])  # none may write to the caller's buffer later
             raise
         for future, stretch in zip(futures, stretches[1:], strict=True):
             # One that no thread has begun is done here instead of waiting behind others.
@@ -194,95 +199,116 @@ class _Copy:
 
     def plain(self, start: int, stop: int) -> None:
         """Copy blocks [start, stop), one call per run of contiguous slots."""
-        runs = self._runs(start, stop)
+        runs = self.arena.runs(self.slots[start:stop], stride_pages=self.part.stride_pages)
         if self.lengths is not None or 2 * len(runs) > stop - start:
-            for target, source in self._moves(start, stop):
-                for into, out_of in zip(target, source, strict=True):
-                    np.copyto(into, out_of)
+            copy = self._copy()
+            for source, target, _ in self._steps(start, stop):
+                copy(source, target)
             return
+        stride = self.part.stride_bytes
         for first, begin, end in runs:
-            slots = self._rows(first, end - begin)
+            slots = self.memory[first * PAGE_BYTES :][: (end - begin) * stride].reshape(end - begin, stride)
             for array, (offset, length) in zip(self.arrays, self.cuts, strict=True):
                 mine, theirs = array[start + begin : start + end], slots[:, offset : offset + length]
-                np.copyto(*((theirs, mine) if self.inward else (mine, theirs)))
+                _copy_bytes(*((mine, theirs) if self.inward else (theirs, mine)))
 
     def checked(self, digests: bytes, start: int, stop: int) -> int:
-        """Copy blocks [start, stop) and check each; return the index of the first that is wrong, else `stop`."""
-        digest, copyto = self._digest(), np.copyto
-        wanted = struct.iter_unpack(f"{self.digest_bytes}s", self._digests_of(digests, start, stop))
+        """Copy blocks [start, stop), check each, and return the index of the first wrong one, else `stop`."""
+        copy, digest, size = self._copy(), self._digest(), self.digest_bytes
+        wanted = struct.iter_unpack(f"{size}s", digests[start * size : stop * size])
         index = start
-        for (target, source), pieces, (want,) in zip(
-            self._moves(start, stop), self._digested(start, stop), wanted, strict=True
-        ):
-            for into, out_of in zip(target, source, strict=True):
-                copyto(into, out_of)
-            if b"".join(map(digest, pieces)) != want:
+        for (source, target, digested), (want,) in zip(self._steps(start, stop), wanted, strict=True):
+            copy(source, target)
+            if digest(digested) != want:
                 return index
             index += 1
         return stop
 
     def digesting(self, start: int, stop: int) -> bytes:
         """Copy blocks [start, stop) and return the digests of the caller's side."""
-        digest, copyto = self._digest(), np.copyto
+        copy, digest = self._copy(), self._digest()
         found: list[bytes] = []
-        for (target, source), pieces in zip(
-            self._moves(start, stop), self._digested(start, stop), strict=True
-        ):
-            for into, out_of in zip(target, source, strict=True):
-                copyto(into, out_of)
-            found.extend(map(digest, pieces))
+        for source, target, digested in self._steps(start, stop):
+            copy(source, target)
+            found.append(digest(digested))
         return b"".join(found)
 
-    def _digests_of(self, digests: bytes, start: int, stop: int) -> bytes:
-        return digests[start * self.digest_bytes : stop * self.digest_bytes]
+    @property
+    def _is_whole(self) -> bool:
+        """Whether every block is copied in one piece; then no tuples are made, worth 5 % of a hit."""
+        return self.lengths is None and len(self.cuts) == 1
 
-    def _moves(self, start: int, stop: int) -> Iterator[tuple[tuple[Bytes, ...], tuple[Bytes, ...]]]:
-        """Yield (target pieces, source pieces) of each block."""
-        mine = self._trimmed(self._array_pieces(start, stop, self.cuts), self.cuts, start, stop)
-        theirs = self._trimmed(self._slot_pieces(start, stop), self.cuts, start, stop)
-        return zip(theirs, mine, strict=True) if self.inward else zip(mine, theirs, strict=True)
+    def _steps(self, start: int, stop: int) -> Iterator[tuple[_Block, _Block, _Block]]:
+        """Yield (source, target, the caller's side cut for digesting) of each block."""
+        mine, theirs = self._mine(start, stop, self.cuts), self._theirs(start, stop)
+        cuts = _segment_cuts(self.part) if len(self.cuts) == 1 else self.cuts
+        digested = self._mine(start, stop, cuts)
+        source, target = (mine, theirs) if self.inward else (theirs, mine)
+        return zip(source, target, digested, strict=True)
 
-    def _digested(self, start: int, stop: int) -> _Pieces:
-        """Yield the caller's side of each block, one piece per segment."""
-        cuts = _segment_cuts(self.part)
-        return self._trimmed(self._array_pieces(start, stop, cuts), cuts, start, stop)
-
-    def _array_pieces(self, start: int, stop: int, cuts: tuple[_Cut, ...]) -> _Pieces:
+    def _mine(self, start: int, stop: int, cuts: tuple[_Cut, ...]) -> Iterable[_Block]:
+        if self._is_whole and len(cuts) == 1:
+            return self.arrays[0][start:stop]
         if len(self.arrays) == 1:
-            return _columns(self.arrays[0][start:stop], cuts)
-        return zip(*(array[start:stop] for array in self.arrays), strict=True)
-
-    def _slot_pieces(self, start: int, stop: int) -> _Pieces:
-        runs = self._runs(start, stop)
-        if 2 * len(runs) > stop - start:
-            return self._scattered(start, stop)
-        return itertools.chain.from_iterable(
-            _columns(self._rows(first, end - begin), self.cuts) for first, begin, end in runs
-        )
-
-    def _scattered(self, start: int, stop: int) -> _Pieces:
-        memory, cuts = self.memory, self.cuts
-        for page in self.slots[start:stop].tolist():
-            base = page * PAGE_BYTES
-            yield tuple([memory[base + offset : base + offset + length] for offset, length in cuts])
-
-    def _runs(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        return self.arena.runs(self.slots[start:stop], stride_pages=self.part.stride_pages)
-
-    def _rows(self, first_slot: int, count: int) -> Bytes:
-        begin, stride = first_slot * PAGE_BYTES, self.part.stride_bytes
-        return self.memory[begin : begin + count * stride].reshape(count, stride)
-
-    def _trimmed(self, pieces: _Pieces, cuts: tuple[_Cut, ...], start: int, stop: int) -> _Pieces:
+            pieces = _columns(self.arrays[0][start:stop], cuts)
+        else:
+            pieces = zip(*(array[start:stop] for array in self.arrays), strict=True)
         return pieces if self.lengths is None else _trimmed(pieces, cuts, self.lengths[start:stop])
 
-    def _digest(self) -> Callable[[Bytes], bytes]:
-        is_contiguous = all(array.strides[1] == 1 or array.shape[1] == 1 for array in self.arrays)
-        return _contiguous_digest if is_contiguous else _strided_digest
+    def _theirs(self, start: int, stop: int) -> Iterable[_Block]:
+        memory, cuts = self.memory, self.cuts
+        begins = (self.slots[start:stop].astype(np.int64) * PAGE_BYTES).tolist()
+        if self._is_whole:
+            size = self.part.bytes_max
+            return [memory[begin : begin + size] for begin in begins]
+        pieces = (tuple([memory[begin + o : begin + o + size] for o, size in cuts]) for begin in begins)
+        return pieces if self.lengths is None else _trimmed(pieces, cuts, self.lengths[start:stop])
+
+    def _copy(self) -> Callable[[_Block, _Block], object]:
+        return cast("Callable[[_Block, _Block], object]", _copy_bytes if self._is_whole else _copy_pieces)
+
+    def _digest(self) -> Callable[[_Block], bytes]:
+        segments = _segment_cuts(self.part)
+        is_strided = any(array.strides[1] != 1 for array in self.arrays if array.shape[1] > 1)
+        if self._is_whole and len(segments) == 1:
+            return cast("Callable[[_Block], bytes]", _digest_strided if is_strided else _digest_bytes)
+        if not is_strided and len(self.cuts) in (1, len(segments)):
+            return cast("Callable[[_Block], bytes]", _digest_pieces)
+        cuts = segments if len(self.cuts) == 1 else self.cuts
+        return cast(
+            "Callable[[_Block], bytes]", functools.partial(_digest_groups, groups=_groups(cuts, segments))
+        )
 
 
-def _strided_digest(piece: Bytes) -> bytes:
-    return _contiguous_digest(np.ascontiguousarray(piece))
+def _copy_pieces(source: tuple[Bytes, ...], target: tuple[Bytes, ...]) -> None:
+    for out_of, into in zip(source, target, strict=True):
+        _copy_bytes(out_of, into)
+
+
+def _digest_pieces(pieces: tuple[Bytes, ...]) -> bytes:
+    return b"".join(map(_digest_bytes, pieces))
+
+
+def _digest_strided(piece: Bytes) -> bytes:
+    return _digest_bytes(np.ascontiguousarray(piece))
+
+
+def _digest_groups(pieces: tuple[Bytes, ...], groups: Sequence[slice]) -> bytes:
+    """Digest segments that come in several pieces, or in strided ones."""
+    found = []
+    for group in groups:
+        state = xxhash.xxh3_128()
+        for piece in pieces[group]:
+            state.update(np.ascontiguousarray(piece).data)
+        found.append(state.digest())
+    return b"".join(found)
+
+
+def _groups(cuts: Sequence[_Cut], segments: Sequence[_Cut]) -> list[slice]:
+    """Return which of the cuts make up each segment."""
+    offsets = [offset for offset, _ in cuts]
+    edges = [offsets.index(offset) for offset, _ in segments] + [len(cuts)]
+    return [slice(*pair) for pair in itertools.pairwise(edges)]
 
 
 def _segment_cuts(part: Part) -> tuple[_Cut, ...]:
@@ -294,6 +320,7 @@ def _columns(rows: Bytes, cuts: Sequence[_Cut]) -> _Pieces:
 
 
 def _trimmed(pieces: _Pieces, cuts: Sequence[_Cut], lengths: U32Array) -> _Pieces:
+    """Cut the pieces of each block at the end of its record."""
     offsets = [offset for offset, _ in cuts]
     for block, length in zip(pieces, lengths.tolist(), strict=True):
         yield tuple([piece[: max(0, length - offset)] for piece, offset in zip(block, offsets, strict=True)])
@@ -306,24 +333,24 @@ def _arrays_of(
 
     Errors: InvalidArgument naming the shape that was expected.
     """
-    if isinstance(buffer, np.ndarray):
-        arrays: tuple[Bytes, ...] = (buffer,)
-        cuts: tuple[_Cut, ...] = ((0, part.bytes_max),)
-    else:
-        arrays, cuts = tuple(buffer), _segment_cuts(part)
-    if len(arrays) != len(cuts):
-        raise InvalidArgument(
-            f"buffer of part {part.index}: {len(arrays)} arrays for {len(cuts)} segments; "
-            f"give one per segment, or one array [blocks, {part.bytes_max}]"
-        )
-    for array, (_, length) in zip(arrays, cuts, strict=True):
-        if array.dtype != np.uint8 or array.shape != (count, length):
+    arrays = (buffer,) if isinstance(buffer, np.ndarray) else tuple(buffer)
+    for array in arrays:
+        if array.dtype != np.uint8 or array.ndim != 2 or len(array) != count:
             raise InvalidArgument(
-                f"buffer of part {part.index}: {array.dtype} {array.shape}, expected uint8 {(count, length)}"
+                f"buffer of part {part.index}: {array.dtype} {array.shape}, expected uint8 [{count}, bytes]"
             )
         if writing and not array.flags.writeable:
             raise InvalidArgument(f"buffer of part {part.index}: the destination is read-only")
-    return arrays, cuts
+    widths = [array.shape[1] for array in arrays]
+    offsets = [0, *itertools.accumulate(widths)]
+    segments = _segment_cuts(part)
+    is_whole = widths == [part.bytes_max]
+    if offsets[-1] != part.bytes_max or not (is_whole or {offset for offset, _ in segments} <= set(offsets)):
+        raise InvalidArgument(
+            f"buffer of part {part.index}: arrays are {widths} bytes wide, expected one of {part.bytes_max}, "
+            f"or one per segment (or finer): {[length for _, length in segments]}"
+        )
+    return arrays, tuple(zip(offsets[:-1], widths, strict=True))
 
 
 _executor: ThreadPoolExecutor | None = None
