@@ -74,7 +74,7 @@ class Timings:
     def row(
         self, spec: RowSpec, thing: str, baseline: str, *, note: str = "", bar: float | None = None
     ) -> Row:
-        """Return a row: the ratio of the medians, and in its detail both of them and the spread of the rounds."""
+        """Return a row: the ratio of the medians, and how far the rounds spread."""
         by_round = [
             _ratio(spec.better, one, other)
             for one, other in zip(self.seconds[thing], self.seconds[baseline], strict=True)

@@ -89,7 +89,7 @@ def sheet(document: Mapping[str, Any]) -> Sheet:
     page.table("Hit rate, of tokens asked for", ("tier", "tokens>", "rate>"), _hit_rates(document))
     columns = ("class", "life", "mode", "lowest tier", "blocks>", "host>", "ssd>")
     page.table("Retention classes", columns, _classes(document))
-    page.table("Misses, in tokens by reason", ("reason", "count>"), _misses(document))
+    page.table("Misses: matches that ended early, by reason", ("reason", "matches>"), _misses(document))
     page.table(
         "Queues", ("what", "now>"), [(_spoken(key), _amount(key, gauges[key])) for key in _queues(gauges)]
     )
