@@ -1,0 +1,175 @@
+"""`kvstore serve`: the composition root. Opens everything in order, serves, and closes it in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+from kvstore import __version__
+from kvstore.clock import Clock, SystemClock
+from kvstore.errors import KVStoreError, TierUnavailable
+from kvstore.events import Events
+from kvstore.metrics import EventsCollector
+from kvstore.service.gate import Gate, State
+from kvstore.service.report import Report, bytes_text
+from kvstore.service.serving import Serving, Signals
+from kvstore.service.store import Store
+from kvstore.service.threads import Supervisor
+from kvstore.settings import Loaded, split_address
+
+_log = logging.getLogger(__name__)
+TICK_SECONDS = 0.1
+EXIT_SECONDS = 5.0
+"""Beyond the drain: how long closing may take before the process ends as it is."""
+EXIT_UNCLEAN = 1
+
+
+class Daemon:
+    """One daemon's life, from settings to exit code.
+
+    Threads: `run` occupies the main thread with the event loop.
+    """
+
+    def __init__(self, loaded: Loaded, *, say: Callable[[str], None], clock: Clock | None = None) -> None:
+        self._loaded = loaded
+        self._settings = loaded.settings
+        self._say = say
+        self._clock = clock or SystemClock()
+        self._events = Events()
+        server = loaded.settings.server
+        self._gate = Gate(
+            events=self._events, sessions_max=server.sessions_max, streams_max=server.streams_max
+        )
+        self._supervisor = Supervisor(self._events, on_failure=self._thread_failed)
+        self._report: Report | None = None
+        self._ready_at = 0.0
+
+    def run(self) -> int:
+        """Serve until a signal; returns the exit code.
+
+        Errors: SettingsError, TierUnavailable and other KVStoreError that keep the daemon from starting.
+        """
+        if not __debug__:
+            raise KVStoreError("the daemon checks itself with assertions and does not run under python -O")
+        return asyncio.run(self._main())
+
+    async def _main(self) -> int:
+        signals = Signals()
+        store = await asyncio.to_thread(Store.open, self._settings, clock=self._clock, events=self._events)
+        serving = Serving(store, self._settings, gate=self._gate, about=self._about)
+        try:
+            recovery = await asyncio.to_thread(store.recover)
+            await serving.start()
+            metrics, notes = self._start_metrics(store)
+        except BaseException:
+            await serving.stop()
+            await asyncio.to_thread(store.close, deadline_seconds=1.0)
+            raise
+        self._supervisor.every("tick", TICK_SECONDS, store.ladder.tick)
+        store.start_threads(self._supervisor)
+        self._report = Report(
+            version=__version__,
+            pid=os.getpid(),
+            boot_id=store.boot_id,
+            address=self._settings.server.address,
+            tcp_address=serving.tcp_address,
+            metrics_address=metrics,
+            arena=store.arena_text(),
+            ssd=store.ssd_text(),
+            recovery=recovery,
+            notes=(*store.notes, *notes),
+        )
+        self._ready_at = self._clock.monotonic()
+        self._gate.move(State.SERVING)
+        for line in self._report.lines():
+            self._say(line)
+        await signals.stop.wait()
+        return await self._end(store, serving, signals)
+
+    async def _end(self, store: Store, serving: Serving, signals: Signals) -> int:
+        """Stop admitting, drain, close; a second signal or the deadline ends it as it is."""
+        deadline = self._settings.server.drain_seconds
+        self._gate.move(State.DRAINING)
+        queued = store.queued_bytes()
+        last_resort = threading.Timer(
+            deadline + EXIT_SECONDS, self._give_up, args=(store, serving, "deadline")
+        )
+        last_resort.daemon = True
+        last_resort.start()
+        work = asyncio.ensure_future(self._close_in_order(store, serving, deadline_seconds=deadline))
+        hurry = asyncio.ensure_future(signals.hurry.wait())
+        await asyncio.wait({work, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            self._give_up(store, serving, "second signal")
+        hurry.cancel()
+        last_resort.cancel()
+        left = await work
+        drained = queued - left
+        self._say(f"stopped: {bytes_text(max(0, drained))} drained to SSD, {bytes_text(left)} left unwritten")
+        return 0
+
+    async def _close_in_order(self, store: Store, serving: Serving, *, deadline_seconds: float) -> int:
+        await asyncio.to_thread(store.ladder.drain, deadline_seconds=deadline_seconds)
+        left = store.queued_bytes()
+        await serving.stop()
+        self._supervisor.stop(deadline_seconds=1.0)
+        await asyncio.to_thread(store.close, deadline_seconds=EXIT_SECONDS / 2)
+        return left
+
+    def _give_up(self, store: Store, serving: Serving, cause: str) -> None:
+        # What was acknowledged on SSD is safe: this is no worse than a power cut.
+        _log.warning(
+            "ended before all was written", extra={"cause": cause, "queued_bytes": store.queued_bytes()}
+        )
+        self._say(f"stopped at once ({cause}): {bytes_text(store.queued_bytes())} were not written to SSD")
+        serving.remove_socket()
+        store.abandon()
+        os._exit(EXIT_UNCLEAN)
+
+    def _thread_failed(self, name: str) -> None:
+        self._gate.move(State.FAILED, cause=f"thread {name}")
+
+    def _start_metrics(self, store: Store) -> tuple[str, tuple[str, ...]]:
+        """Start the Prometheus endpoint; returns its URL and what there is to note about it."""
+        address = self._settings.server.metrics_address
+        parsed = split_address(address)
+        if parsed is None:
+            return "", ()
+        registry = CollectorRegistry()
+        classes = [c.name for c in self._settings.retention_classes()]
+        registry.register(EventsCollector(self._events, gauges=lambda: self._gauges(store), classes=classes))
+        host, port = parsed
+        notes: tuple[str, ...] = ()
+        try:
+            server, _ = start_http_server(port, host, registry)
+        except OSError as error:
+            if self._loaded.origins.get("server.metrics_address", "default") != "default":
+                raise TierUnavailable(
+                    f'server.metrics_address {address}: {error.strerror}; choose another port, or "" for none'
+                ) from error
+            server, _ = start_http_server(0, host, registry)
+            notes = (f"port {port} is taken, metrics moved; set server.metrics_address to choose one",)
+        return f"http://{host}:{server.server_port}/metrics", notes
+
+    def _gauges(self, store: Store) -> Mapping[str, float]:
+        return {
+            **store.ladder.status().gauges,
+            "kvstore_sessions": self._gate.sessions,
+            "kvstore_serving": float(self._gate.state is State.SERVING),
+            "kvstore_uptime_seconds": self._uptime(),
+        }
+
+    def _uptime(self) -> float:
+        return self._clock.monotonic() - self._ready_at if self._ready_at else 0.0
+
+    def _about(self) -> dict[str, Any]:
+        report = self._report.plain() if self._report else {}
+        settings = {key: value for key, value, _ in self._loaded.rows()}
+        mine = {"state": self._gate.state, "uptime_seconds": self._uptime(), "sessions": self._gate.sessions}
+        return {**report, **mine, "settings": settings}

@@ -1,0 +1,177 @@
+"""The framed streams: payload inside messages, for remote and untrusted clients. Copies leave the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Executor
+
+import grpc.aio
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.api import CommitAnswer, CommitRequest, Extent, OutcomeRun, Progress
+from kvstore.errors import InvalidArgument, LeaseExpired
+from kvstore.events import Events
+from kvstore.layout import Layout
+from kvstore.rpc import wire
+from kvstore.rpc.channel import CHUNK_BYTES_MAX
+from kvstore.rpc.v1 import data_pb2 as pb
+from kvstore.service.landing import Landing, Piece, merged
+from kvstore.service.verbs import Verbs
+from kvstore.types import AckTier
+
+BATCH_BYTES = 4 << 20
+"""Payload copied out per hop to a worker thread."""
+FetchContext = grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchReply]
+
+
+class Framed:
+    """Serves Put and Fetch.
+
+    `generations` is the arena's table: a block whose slot changed hands while it was copied is not sent on.
+    Threads: the event loop; copies on `workers`.
+    """
+
+    def __init__(
+        self, verbs: Verbs, *, workers: Executor, generations: npt.NDArray[np.uint32], events: Events
+    ) -> None:
+        self._verbs = verbs
+        self._workers = workers
+        self._generations = generations
+        self._events = events
+
+    async def put(self, requests: AsyncIterator[pb.PutRequest]) -> pb.PutReply:
+        """Reserve, copy the chunks in, check them against the writer's digests, commit what is right.
+
+        Errors: InvalidArgument on a stream out of order; those of reserve and commit.
+        """
+        with self._verbs.gate.place("streams"):
+            header = await anext(requests, None)
+            if header is None:
+                raise InvalidArgument("put: the stream ended before its header")
+            reserve, source, ack = wire.put_header_from_wire(header)
+            ladder = self._verbs.ladder
+            answer = ladder.reserve(reserve)
+            if not answer.reservation:
+                async for _ in requests:
+                    pass
+                return self._reply(answer.outcomes)
+            try:
+                layout = ladder.namespace(reserve.namespace).layout
+                landing = Landing(layout, answer.extents, source, images=ladder.images)
+                await self._receive(requests, landing)
+                good = landing.good_blocks()
+                committed = await self._commit(answer.reservation, landing, good=good, ack=ack)
+            except BaseException:
+                # Nothing of ours writes to the slots any more: they can be lent again at once.
+                ladder.abort(answer.reservation)
+                raise
+            return self._reply(merged(answer.outcomes, committed.outcomes, good=good))
+
+    async def _receive(self, requests: AsyncIterator[pb.PutRequest], landing: Landing) -> None:
+        """Land one chunk while the next one arrives."""
+        loop = asyncio.get_running_loop()
+        landing_now: asyncio.Future[None] | None = None
+        try:
+            async for request in requests:
+                if request.WhichOneof("message") != "chunk":
+                    raise InvalidArgument("put: only chunks follow the header")
+                chunk = request.chunk
+                if len(chunk.data) > CHUNK_BYTES_MAX:
+                    raise InvalidArgument(
+                        f"put: a chunk has at most {CHUNK_BYTES_MAX} bytes, got {len(chunk.data)}"
+                    )
+                if landing_now is not None:
+                    await landing_now
+                piece = Piece(chunk.part, chunk.block, chunk.offset, chunk.data)
+                landing_now = loop.run_in_executor(self._workers, landing.land, piece)
+                self._events.add("kvstore_framed_bytes_total", len(piece.data), direction="in")
+            if landing_now is not None:
+                await landing_now
+        finally:
+            if landing_now is not None:
+                # Also of a cancelled call: the slots are given back only when nobody writes to them.
+                await asyncio.wait([landing_now])
+                landing_now.exception()
+
+    async def _commit(self, reservation: int, landing: Landing, *, good: int, ack: AckTier) -> CommitAnswer:
+        loop = asyncio.get_running_loop()
+        durable: asyncio.Future[CommitAnswer] = loop.create_future()
+
+        def hear(answer: CommitAnswer) -> None:
+            loop.call_soon_threadsafe(lambda: durable.done() or durable.set_result(answer))
+
+        request = CommitRequest(reservation=reservation, blocks=good, parts=landing.landed(good), ack=ack)
+        answer = self._verbs.ladder.commit(request, hear)
+        return await durable if answer is None else answer
+
+    def _reply(self, outcomes: tuple[OutcomeRun, ...] | list[OutcomeRun]) -> pb.PutReply:
+        return pb.PutReply(outcomes=wire.outcomes_to_wire(outcomes), boot_id=self._verbs.boot_id)
+
+    async def fetch(self, request: pb.FetchRequest, context: FetchContext) -> None:
+        """Send progress, and the payload it speaks of, until all of the lease has become resident or failed.
+
+        Errors: LeaseExpired.
+        """
+        with self._verbs.gate.place("streams"):
+            loop = asyncio.get_running_loop()
+            news: asyncio.Queue[Progress] = asyncio.Queue()  # bounded by the lease: a block arrives once
+
+            def hear(progress: Progress) -> None:
+                loop.call_soon_threadsafe(news.put_nowait, progress)
+
+            progress = self._verbs.ladder.watch(request.lease, hear)
+            layout = self._verbs.layout_of_lease(request.lease)
+            while True:
+                await self._send(progress, request, context, layout)
+                if progress.done:
+                    return
+                progress = await news.get()
+
+    async def _send(
+        self, progress: Progress, request: pb.FetchRequest, context: FetchContext, layout: Layout
+    ) -> None:
+        boot_id = self._verbs.boot_id
+        wanted = [e for e in progress.extents if not request.parts or e.part in request.parts]
+        event = wire.progress_to_wire(progress, layout=layout)
+        await context.write(pb.FetchReply(progress=event, boot_id=boot_id))
+        if not request.payload:
+            return
+        loop = asyncio.get_running_loop()
+        for extent in wanted:
+            batches = self._batches(extent, layout, boot_id)
+            while (batch := await loop.run_in_executor(self._workers, next, batches, None)) is not None:
+                for reply in batch:
+                    await context.write(reply)
+                    self._events.add("kvstore_framed_bytes_total", len(reply.chunk.data), direction="out")
+
+    def _batches(self, extent: Extent, layout: Layout, boot_id: int) -> Iterator[list[pb.FetchReply]]:
+        """Yield chunks of about BATCH_BYTES together; runs on a worker thread."""
+        part = layout.parts[extent.part]
+        batch: list[pb.FetchReply] = []
+        size = index = 0
+        for view in self._verbs.ladder.images(extent, part):
+            for base in range(0, len(view), part.stride_bytes):
+                length = int(extent.lengths[index])
+                for offset in range(0, length, CHUNK_BYTES_MAX):
+                    end = min(length, offset + CHUNK_BYTES_MAX)
+                    data = view[base + offset : base + end].tobytes()
+                    chunk = pb.FetchReply.Chunk(
+                        part=extent.part, block=extent.first + index, offset=offset, data=data
+                    )
+                    batch.append(pb.FetchReply(chunk=chunk, boot_id=boot_id))
+                    size += end - offset
+                index += 1
+                if size >= BATCH_BYTES:
+                    self._check_unmoved(extent, index)
+                    yield batch
+                    batch, size = [], 0
+        self._check_unmoved(extent, index)
+        if batch:
+            yield batch
+
+    def _check_unmoved(self, extent: Extent, count: int) -> None:
+        slots = extent.slots[:count]
+        if not np.array_equal(self._generations[slots], extent.generations[:count]):
+            raise LeaseExpired(f"fetch: slots of part {extent.part} changed hands while they were read")

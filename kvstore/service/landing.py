@@ -1,0 +1,183 @@
+"""Where the chunks of a framed put land: reserved slots, filled in block order, digested behind the copy.
+
+Runs on worker threads, one call at a time; knows no wire and no event loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.api import Extent, OutcomeRun, PartDigests
+from kvstore.copying import digest_images
+from kvstore.errors import InvalidArgument
+from kvstore.layout import Layout, Part
+from kvstore.types import DIGEST_BYTES, PutOutcome
+
+Images = Callable[[Extent, Part], tuple[memoryview, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes [offset, offset + len(data)) of one block of one part."""
+
+    part: int
+    block: int
+    offset: int
+    data: bytes
+
+
+class Landing:
+    """Takes the chunks of one put and says how far what landed is what the writer meant.
+
+    Chunks of blocks that were not reserved (duplicates, throttled ones) are counted and dropped.
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self, layout: Layout, extents: Sequence[Extent], source: Iterable[PartDigests], *, images: Images
+    ) -> None:
+        self._layout = layout
+        self._targets = [_Target(layout.parts[extent.part], extent, images) for extent in extents]
+        self._source = {part.index: _Source(part) for part in layout.parts}
+        for told in source:
+            if told.part >= len(layout.parts):
+                raise InvalidArgument(f"put: digests of part {told.part}, the layout has {len(layout.parts)}")
+            self._source[told.part].add(told)
+        for target in self._targets:
+            target.expect(self._source[target.part.index])
+
+    def land(self, piece: Piece) -> None:
+        """Copy a chunk to its place and check the block when it is whole.
+
+        Errors: InvalidArgument when it is no piece of its block, or out of order.
+        """
+        if piece.part >= len(self._layout.parts):
+            raise InvalidArgument(
+                f"put: part {piece.part} is not in the layout of {len(self._layout.parts)} parts"
+            )
+        for target in self._targets:
+            if target.holds(piece):
+                target.land(piece)
+                return
+
+    def good_blocks(self) -> int:
+        """Return the first block that is missing or wrong in some part, or the end of what was reserved."""
+        ends = [target.first + target.good for target in self._targets if target.good < target.count]
+        return min(ends, default=self.reserved_end())
+
+    def reserved_end(self) -> int:
+        """Return the block behind the last reserved one."""
+        return max((target.first + target.count for target in self._targets), default=0)
+
+    def landed(self, blocks: int) -> tuple[PartDigests, ...]:
+        """Return lengths and digests of what landed below block `blocks`, an entry per extent."""
+        entries = (target.landed(blocks - target.first) for target in self._targets)
+        return tuple(entry for entry in entries if entry is not None)
+
+
+class _Source:
+    """What the writer said of one part: length and digests of a block, if it said anything."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self._lengths: dict[int, int] = {}
+        self._digests: dict[int, bytes] = {}
+
+    def add(self, told: PartDigests) -> None:
+        each = DIGEST_BYTES * len(self.part.segments)
+        lengths = np.frombuffer(told.lengths, "<u4")
+        count = len(lengths) or len(told.digests) // each
+        if len(told.digests) % each or (told.digests and len(told.digests) != count * each):
+            raise InvalidArgument(
+                f"put: {len(told.digests)} bytes of digests for {count} blocks of {each} each"
+            )
+        if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= self.part.bytes_max:
+            got = f"{int(lengths.min())}..{int(lengths.max())}"
+            raise InvalidArgument(f"put: lengths are within 1..{self.part.bytes_max}, got {got}")
+        self._lengths.update(zip(range(told.first, told.first + len(lengths)), lengths.tolist(), strict=True))
+        for index in range(count if told.digests else 0):
+            self._digests[told.first + index] = told.digests[index * each : (index + 1) * each]
+
+    def length(self, block: int) -> int:
+        return self._lengths.get(block, self.part.bytes_max)
+
+    def digests(self, block: int) -> bytes | None:
+        return self._digests.get(block)
+
+
+class _Target:
+    """One reserved extent: its slots as rows, how far they are filled, and what landed in them."""
+
+    def __init__(self, part: Part, extent: Extent, images: Images) -> None:
+        self.part = part
+        self.first, self.count = extent.first, extent.count
+        self.good = 0
+        self._filled = 0
+        self._broken = False
+        self._digests: list[bytes] = []
+        self._rows: list[npt.NDArray[np.uint8]] = []
+        for view in images(extent, part):
+            self._rows += list(np.frombuffer(view, np.uint8).reshape(-1, part.stride_bytes))
+        self._source = _Source(part)
+
+    def expect(self, source: _Source) -> None:
+        self._source = source
+
+    def holds(self, piece: Piece) -> bool:
+        return piece.part == self.part.index and self.first <= piece.block < self.first + self.count
+
+    def land(self, piece: Piece) -> None:
+        if self._broken:
+            return
+        length = self._source.length(piece.block)
+        at = self.first + self.good
+        if piece.block != at or piece.offset != self._filled or piece.offset + len(piece.data) > length:
+            raise InvalidArgument(
+                f"put: part {piece.part}: expected block {at} offset {self._filled} of {length} bytes, "
+                f"got block {piece.block} offset {piece.offset} with {len(piece.data)} bytes"
+            )
+        row = self._rows[self.good]
+        np.copyto(row[piece.offset : piece.offset + len(piece.data)], np.frombuffer(piece.data, np.uint8))
+        self._filled += len(piece.data)
+        if self._filled == length:
+            self._finish(row, length)
+
+    def _finish(self, row: npt.NDArray[np.uint8], length: int) -> None:
+        image = memoryview(row)  # type: ignore[arg-type]  # numpy's stubs lag behind the buffer protocol
+        found = digest_images(self.part, [image], np.array([length], np.uint32))
+        told = self._source.digests(self.first + self.good)
+        if told is not None and told != found:
+            self._broken = True
+            return
+        self._digests.append(found)
+        self.good += 1
+        self._filled = 0
+
+    def landed(self, blocks: int) -> PartDigests | None:
+        count = min(blocks, self.good)
+        if count <= 0:
+            return None
+        lengths = [self._source.length(self.first + index) for index in range(count)]
+        packed = np.array(lengths, "<u4").tobytes()
+        return PartDigests(self.part.index, self.first, packed, b"".join(self._digests[:count]))
+
+
+def merged(
+    reserved: Iterable[OutcomeRun], committed: Iterable[OutcomeRun], *, good: int
+) -> tuple[OutcomeRun, ...]:
+    """Return the outcome of every block of a put: the commit's word, REFUSED if damaged or cut off."""
+    both = enumerate(zip(_each(reserved), _each(committed), strict=True))
+    final = (
+        PutOutcome.REFUSED if asked is PutOutcome.RESERVED and block >= good else said
+        for block, (asked, said) in both
+    )
+    return tuple(OutcomeRun(outcome, sum(1 for _ in group)) for outcome, group in itertools.groupby(final))
+
+
+def _each(runs: Iterable[OutcomeRun]) -> Iterator[PutOutcome]:
+    return itertools.chain.from_iterable(itertools.repeat(run.outcome, run.count) for run in runs)

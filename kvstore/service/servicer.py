@@ -1,0 +1,152 @@
+"""The data service on grpc.aio: the session stream, its unary twins and the framed streams."""
+# ruff: noqa: N802 - the contract names the methods
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc.aio
+
+from kvstore.api import CommitAnswer
+from kvstore.errors import KVStoreError
+from kvstore.events import Events
+from kvstore.rpc import wire
+from kvstore.rpc.v1 import data_pb2 as pb
+from kvstore.rpc.v1 import data_pb2_grpc
+from kvstore.service.framed import Framed
+from kvstore.service.session import Offer, Session
+from kvstore.service.verbs import Verbs
+
+_log = logging.getLogger(__name__)
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+async def refuse(context: Context, error: Exception, events: Events) -> NoReturn:
+    """End a call with the status and the Error message of an exception."""
+    if not isinstance(error, KVStoreError):
+        _log.error("call failed", exc_info=error)
+    message = wire.error_to_wire(error)
+    code = pb.ErrorCode.Name(message.code).removeprefix("ERROR_CODE_").lower()
+    events.add("kvstore_rpc_errors_total", code=code)
+    await context.abort(wire.status_of(error), message.message, wire.error_metadata(error))
+    raise AssertionError("abort returned")
+
+
+class SessionNumbers:
+    """Counts sessions over all listeners; a number is never used twice in a daemon's life."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count(1)
+
+    def take(self) -> int:
+        """Return the next number."""
+        return next(self._next)
+
+
+class DataServicer(data_pb2_grpc.DataServicer):
+    """Serves one listener. What its clients may map is in `offer`."""
+
+    def __init__(
+        self, verbs: Verbs, framed: Framed, *, offer: Offer, numbers: SessionNumbers, events: Events
+    ) -> None:
+        self._verbs = verbs
+        self._framed = framed
+        self._offer = offer
+        self._numbers = numbers
+        self._events = events
+
+    async def Session(self, request_iterator: object, context: Context) -> None:
+        """Serve a client until its stream ends."""
+        try:
+            with self._verbs.gate.place("sessions"):
+                self._events.add("kvstore_sessions_total")
+                number = self._numbers.take()
+                await Session(
+                    self._verbs, context, number=number, offer=self._offer, events=self._events
+                ).run()
+        except KVStoreError as error:
+            await refuse(context, error, self._events)
+
+    async def _unary(self, verb: Callable[[Any], Any], request: Any, context: Context) -> Any:
+        try:
+            return verb(request)
+        except Exception as error:
+            await refuse(context, error, self._events)
+
+    async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenReply:
+        """Open a namespace."""
+        return await self._unary(self._verbs.open, request, context)
+
+    async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
+        """Match; the progress of a lease that is not ready is there through Fetch."""
+        return await self._unary(self._verbs.match, request, context)
+
+    async def Touch(self, request: pb.TouchRequest, context: Context) -> pb.TouchReply:
+        """Keep a prefix alive."""
+        return await self._unary(self._verbs.touch, request, context)
+
+    async def Prefetch(self, request: pb.PrefetchRequest, context: Context) -> pb.PrefetchReply:
+        """Promote ahead of a fetch."""
+        return await self._unary(self._verbs.prefetch, request, context)
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelReply:
+        """Cancel a prefetch."""
+        return await self._unary(self._verbs.cancel, request, context)
+
+    async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:
+        """Prolong leases."""
+        return await self._unary(self._verbs.renew, request, context)
+
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:
+        """End a lease."""
+        return await self._unary(self._verbs.release, request, context)
+
+    async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteReply:
+        """Delete blocks."""
+        return await self._unary(self._verbs.delete, request, context)
+
+    async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
+        """List runs."""
+        return await self._unary(self._verbs.list, request, context)
+
+    async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveReply:
+        """Lend slots."""
+        return await self._unary(self._verbs.reserve, request, context)
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:
+        """Give a reservation back."""
+        return await self._unary(self._verbs.abort, request, context)
+
+    async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:
+        """Publish; with ack=ssd the call ends when the write is durable."""
+        loop = asyncio.get_running_loop()
+        durable: asyncio.Future[CommitAnswer] = loop.create_future()
+
+        def hear(answer: CommitAnswer) -> None:
+            loop.call_soon_threadsafe(lambda: durable.done() or durable.set_result(answer))
+
+        try:
+            reply = self._verbs.commit(request, on_durable=hear)
+            if reply is None:
+                reply = wire.commit_answer_to_wire(await durable, boot_id=self._verbs.boot_id)
+        except Exception as error:
+            await refuse(context, error, self._events)
+        return reply
+
+    async def Put(self, request_iterator: AsyncIterator[pb.PutRequest], context: Context) -> pb.PutReply:
+        """Take a framed put."""
+        return await self._framed_call(self._framed.put(aiter(request_iterator)), context)
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
+        """Send a framed fetch."""
+        await self._framed_call(self._framed.fetch(request, context), context)
+
+    async def _framed_call(self, call: Awaitable[Any], context: Context) -> Any:
+        try:
+            return await call
+        except Exception as error:
+            await refuse(context, error, self._events)

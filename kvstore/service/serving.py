@@ -1,0 +1,158 @@
+"""The event loop's side of the daemon: listeners, health, reflection, the tick, and an end in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kvstore.rpc.v1 import admin_pb2, admin_pb2_grpc, data_pb2, data_pb2_grpc
+from kvstore.service.admin import AdminServicer
+from kvstore.service.framed import Framed
+from kvstore.service.gate import Gate, State
+from kvstore.service.listen import TokenCheck, bind_tcp, bind_unix, new_server, prepare_socket, token_of
+from kvstore.service.servicer import DataServicer, SessionNumbers
+from kvstore.service.session import Offer
+from kvstore.service.store import Store
+from kvstore.service.verbs import Verbs
+from kvstore.settings import Settings
+
+_log = logging.getLogger(__name__)
+WORKERS = 4
+"""Threads for framed copies, digests and administration."""
+STOP_GRACE_SECONDS = 0.5
+SERVICES = (
+    data_pb2.DESCRIPTOR.services_by_name["Data"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
+)
+
+
+class Serving:
+    """Two listeners over one store: the unix socket, which may offer the mapping, and TCP, which never does.
+
+    Threads: everything but `stop_soon` on the event loop.
+    """
+
+    def __init__(
+        self, store: Store, settings: Settings, *, gate: Gate, about: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._gate = gate
+        self._about = about
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="kvstore-worker")
+        self._numbers = SessionNumbers()
+        self._health = health.aio.HealthServicer()
+        self._servers: list[grpc.aio.Server] = []
+        self._socket: Path | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.tcp_address = ""
+
+    async def start(self) -> None:
+        """Bind and serve; the gate stays shut until `open_gate`.
+
+        Errors: TierUnavailable, SettingsError.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._gate.on_change = self._health_follows
+        server = self._settings.server
+        await self._set_health(self._gate.state)
+        path = prepare_socket(server.address)
+        local = new_server(server)
+        self._add_services(local, self._offer(local=True))
+        bind_unix(local, path, server)
+        self._socket = path
+        self._servers.append(local)
+        if server.tcp_address:
+            remote = new_server(server, check=TokenCheck(token_of(server), self._store.events))
+            self._add_services(remote, self._offer(local=False))
+            self.tcp_address = bind_tcp(remote, server)
+            self._servers.append(remote)
+        for each in self._servers:
+            await each.start()
+
+    def _add_services(self, server: grpc.aio.Server, offer: Offer) -> None:
+        store, gate = self._store, self._gate
+        verbs = Verbs(store.ladder, gate=gate, boot_id=store.boot_id)
+        framed = Framed(
+            verbs, workers=self._workers, generations=store.arena.generations, events=store.events
+        )
+        data = DataServicer(verbs, framed, offer=offer, numbers=self._numbers, events=store.events)
+        admin = AdminServicer(
+            store.ladder,
+            gate=gate,
+            events=store.events,
+            workers=self._workers,
+            boot_id=store.boot_id,
+            about=self._about,
+        )
+        data_pb2_grpc.add_DataServicer_to_server(data, server)
+        admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+
+    def _offer(self, *, local: bool) -> Offer:
+        server, store = self._settings.server, self._store
+        limits: dict[str, int] = {
+            "message_bytes_max": server.message_bytes_max,
+            "requests_max": server.session_requests_max,
+            "queue_max": server.session_queue_max,
+        }
+        if not local:
+            return Offer(**limits)
+        return Offer(
+            arena_path=str(store.arena.path),
+            arena_bytes=store.arena.size_bytes,
+            arena_id=store.arena.arena_id,
+            lock_path=str(store.locks.path),
+            **limits,
+        )
+
+    def _health_follows(self, state: State) -> None:
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(self._set_health(state), self._loop)
+
+    async def _set_health(self, state: State) -> None:
+        is_serving = state is State.SERVING
+        answer = health_pb2.HealthCheckResponse
+        status = answer.SERVING if is_serving else answer.NOT_SERVING
+        for service in ("", *SERVICES):
+            await self._health.set(service, status)
+
+    async def stop(self) -> None:
+        """End all streams and remove the socket."""
+        await asyncio.gather(*(server.stop(STOP_GRACE_SECONDS) for server in self._servers))
+        self.remove_socket()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def remove_socket(self) -> None:
+        """Remove the socket file, if it is still there; idempotent."""
+        path, self._socket = self._socket, None
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first asks for an end in order, the second for one at once."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._heard, number)
+
+    def _heard(self, number: signal.Signals) -> None:
+        _log.info("signal", extra={"signal": number.name, "pid": os.getpid()})
+        if self.stop.is_set():
+            self.hurry.set()
+        self.stop.set()

@@ -1,0 +1,236 @@
+"""One client's session: requests come in, answers, progress and late commits go out on the same stream.
+
+The loop reads a request, calls the ladder and writes the answer; what tiers report later is put behind it.
+There is one writer at a time, and a client that does not read is cut off: memory for it is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from kvstore import __version__
+from kvstore.api import CommitAnswer, Progress
+from kvstore.errors import InvalidArgument, KVStoreError, Overloaded
+from kvstore.events import Events
+from kvstore.layout import Layout
+from kvstore.rpc import wire
+from kvstore.rpc.channel import PROTOCOL
+from kvstore.rpc.v1 import data_pb2 as pb
+from kvstore.service.verbs import Verbs
+
+_log = logging.getLogger(__name__)
+CUT_SECONDS = 1.0
+Context = grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionReply]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a listener offers to its sessions. Without `arena_path` clients use the framed streams."""
+
+    arena_path: str = ""
+    arena_bytes: int = 0
+    arena_id: int = 0
+    lock_path: str = ""
+    message_bytes_max: int
+    requests_max: int
+    queue_max: int
+
+
+class Session:
+    """Serves one stream until it ends, then lets go of everything taken on it.
+
+    Threads: the event loop; `_news` and `_durable` hop onto it.
+    """
+
+    def __init__(self, verbs: Verbs, context: Context, *, number: int, offer: Offer, events: Events) -> None:
+        self.number = number
+        self._verbs = verbs
+        self._context = context
+        self._offer = offer
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._handler = asyncio.current_task()
+        self._outgoing: deque[pb.SessionReply] = deque()
+        self._flushing = False
+        self._flush_task: asyncio.Task[None] | None = None
+        self._unfinished: set[int] = set()
+        self._client = ""
+        self._cut = False
+        self._over = False
+
+    async def run(self) -> None:
+        """Serve until the client ends the stream, dies, or is cut off."""
+        try:
+            while (request := await self._context.read()) is not grpc.aio.EOF:
+                self._receive(request)
+                await self._flush()
+        except asyncio.CancelledError:
+            if not self._cut:
+                raise
+        finally:
+            self._over = True
+            self._verbs.ladder.end_session(self.number)
+            _log.info("session ended", extra={"session": self.number, "client": self._client or "unknown"})
+        if self._cut:
+            await self._refuse_slow_reader()
+
+    def _receive(self, request: pb.SessionRequest) -> None:
+        verb = request.WhichOneof("verb")
+        try:
+            reply = self._answer(verb, request)
+        except KVStoreError as error:
+            reply = {"error": self._error_of(error)}
+        except Exception as error:
+            _log.exception("verb failed", extra={"session": self.number, "verb": verb})
+            reply = {"error": self._error_of(error)}
+        if reply is not None and request.request_id:
+            self._send(request.request_id, **reply)
+
+    def _answer(self, verb: str | None, request: pb.SessionRequest) -> dict[str, Any] | None:
+        if verb is None:
+            raise InvalidArgument("session: a request without a verb, or with one this daemon does not know")
+        if verb == "hello":
+            return {"hello": self._hello(request.hello)}
+        if not self._client:
+            raise InvalidArgument(f"session: the first request must be hello, got {verb}")
+        if verb == "ping":
+            return {"ping": pb.PingReply()}
+        message = getattr(request, verb)
+        if verb == "match":
+            return {"match": self._match(message, request.request_id)}
+        if verb == "reserve":
+            return {"reserve": self._verbs.reserve(message, session=self.number)}
+        if verb == "commit":
+            reply = self._commit(message, request.request_id)
+            return None if reply is None else {"commit": reply}
+        return {verb: getattr(self._verbs, verb)(message)}
+
+    def _hello(self, hello: pb.HelloRequest) -> pb.HelloReply:
+        if hello.protocol != PROTOCOL:
+            raise InvalidArgument(f"hello: this daemon speaks protocol {PROTOCOL}, got {hello.protocol}")
+        self._client = hello.client[:128] or "unnamed"
+        maps = hello.want_mapping and bool(self._offer.arena_path)
+        fields = {"session": self.number, "client": self._client, "transport": "mapped" if maps else "framed"}
+        _log.info("session started", extra=fields)
+        reply = pb.HelloReply(
+            protocol=PROTOCOL,
+            session=self.number,
+            server=f"kvstore {__version__}",
+            message_bytes_max=self._offer.message_bytes_max,
+        )
+        if maps:
+            reply.arena_path = self._offer.arena_path
+            reply.arena_bytes = self._offer.arena_bytes
+            reply.arena_id = self._offer.arena_id
+            reply.lock_path = self._offer.lock_path
+        return reply
+
+    def _match(self, message: pb.MatchRequest, request_id: int) -> pb.MatchReply:
+        if not request_id:
+            raise InvalidArgument("match: needs a request id, its answer would be lost")
+        on_progress = self._later(request_id, self._news)
+        layout = None
+
+        def hear(progress: Progress) -> None:
+            nonlocal layout
+            layout = layout or self._verbs.layout_of(message.namespace)
+            on_progress(progress, layout)
+
+        reply = self._verbs.match(message, session=self.number, on_progress=hear)
+        if not reply.ready:
+            self._unfinished.add(request_id)
+        return reply
+
+    def _commit(self, message: pb.CommitRequest, request_id: int) -> pb.CommitReply | None:
+        reply = self._verbs.commit(message, on_durable=self._later(request_id, self._durable))
+        if reply is None:
+            self._unfinished.add(request_id)
+        return reply
+
+    def _later(self, request_id: int, act: Callable[..., None]) -> Callable[..., None]:
+        """Return a callback for a tier's thread; it runs `act` on the loop, behind the present answer."""
+        if len(self._unfinished) >= self._offer.requests_max:
+            raise Overloaded(f"session: {self._offer.requests_max} requests are unfinished, the limit")
+
+        def hop(*values: object) -> None:
+            if self._over:
+                return
+            try:
+                self._loop.call_soon_threadsafe(act, request_id, *values)
+            except RuntimeError:
+                _log.debug("news after the loop's end", extra={"session": self.number})
+
+        return hop
+
+    def _news(self, request_id: int, progress: Progress, layout: Layout) -> None:
+        if progress.done:
+            self._unfinished.discard(request_id)
+        self._send(request_id, progress=wire.progress_to_wire(progress, layout=layout))
+        self._flush_soon()
+
+    def _durable(self, request_id: int, answer: CommitAnswer) -> None:
+        self._unfinished.discard(request_id)
+        if request_id:
+            self._send(request_id, commit=wire.commit_answer_to_wire(answer, boot_id=self._verbs.boot_id))
+            self._flush_soon()
+
+    def _error_of(self, error: BaseException) -> pb.Error:
+        message = wire.error_to_wire(error)
+        code = pb.ErrorCode.Name(message.code).removeprefix("ERROR_CODE_").lower()
+        self._events.add("kvstore_rpc_errors_total", code=code)
+        return message
+
+    def _send(self, request_id: int, **answer: Any) -> None:
+        if self._over or self._cut:
+            return
+        if len(self._outgoing) >= self._offer.queue_max:
+            self._cut_off()
+            return
+        self._outgoing.append(pb.SessionReply(request_id=request_id, boot_id=self._verbs.boot_id, **answer))
+
+    def _cut_off(self) -> None:
+        _log.warning(
+            "session cut off: its client does not read",
+            extra={"session": self.number, "client": self._client, "unread": len(self._outgoing)},
+        )
+        self._events.add("kvstore_sessions_cut_total")
+        self._cut = True
+        self._outgoing.clear()
+        assert self._handler is not None
+        self._handler.cancel()
+
+    async def _refuse_slow_reader(self) -> None:
+        assert self._handler is not None
+        self._handler.uncancel()
+        text = f"session {self.number}: {self._offer.queue_max} answers were not read"
+        # The refusal itself waits behind what the client does not read.
+        try:
+            refusal = self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+            await asyncio.wait_for(refusal, CUT_SECONDS)
+        except TimeoutError:
+            return
+
+    def _flush_soon(self) -> None:
+        if not self._flushing and self._outgoing:
+            self._flush_task = self._loop.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        if self._flushing:
+            return
+        self._flushing = True
+        try:
+            while self._outgoing and not self._over:
+                await self._context.write(self._outgoing.popleft())
+        except (grpc.aio.BaseError, grpc.aio.AbortError, asyncio.InvalidStateError) as error:
+            # The stream is gone; the reading side hears of it as well and ends the session.
+            _log.debug("answer lost", extra={"session": self.number, "error": repr(error)})
+            self._outgoing.clear()
+        finally:
+            self._flushing = False
