@@ -16,11 +16,10 @@ def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where segments and index live: /var/lib/kvstore for root, else the XDG state directory."""
-    if os.getuid() == 0:
-        return Path("/var/lib/kvstore")
-    base = environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "kvstore"
+    """Return where segments and index live: the XDG state directory, /var/lib for root who set none."""
+    if base := environ.get("XDG_STATE_HOME"):
+        return Path(base) / "kvstore"
+    return Path("/var/lib/kvstore") if os.getuid() == 0 else Path.home() / ".local" / "state" / "kvstore"
 
 
 def default_address(environ: Mapping[str, str] = os.environ) -> str:
