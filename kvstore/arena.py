@@ -11,14 +11,14 @@ A slot is addressed by the absolute index of its first page. Page 0 is the heade
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import errno
 import itertools
 import mmap
 import os
 import struct
+import weakref
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
@@ -36,13 +36,30 @@ OWNER_BYTES = 32
 # xxh3-64 of all that.
 _HEADER = struct.Struct(f"<8sIIQQQII{OWNER_BYTES}s")
 _CHECKSUM = struct.Struct("<Q")
-_MADV_POPULATE_READ = 22
-_MADV_POPULATE_WRITE = 23
+HUGE_PAGE_BYTES = 2 << 20
+_MAP_FIXED = 0x10  # on every Linux; the mmap module does not name it
 _PAGES_MAX = 1 << 32
+
+
+class Advice(IntEnum):
+    """What the kernel can be told about pages of the mapping; the numbers are Linux's."""
+
+    DONTDUMP = 16
+    POPULATE_READ = 22
+    """Fault pages into this mapping."""
+    POPULATE_WRITE = 23
+    """The same, and give the file's pages their memory."""
+    COLLAPSE = 25
+    """Back the range by huge pages, also where the mount does not offer them, and fault them in."""
+
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_libc.madvise.restype = ctypes.c_int
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+_libc.mmap.restype = ctypes.c_void_p
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +121,14 @@ class Arena:
     Threads: views may be taken and used from any thread. A view keeps the mapping alive after `close`.
     """
 
-    def __init__(self, mapping: mmap.mmap, header: ArenaHeader, *, path: Path, writable: bool) -> None:
+    def __init__(self, view: memoryview, header: ArenaHeader, *, path: Path, writable: bool) -> None:
         self.path = path
         self.header = header
         self.writable = writable
+        self.closed = False
         self.first_page = header.first_page
         self.total_pages = header.total_pages
-        self._mapping: mmap.mmap | None = mapping
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(view, np.uint8)
         table = self.bytes[GENERATION_PAGE * PAGE_BYTES :][: 4 * header.total_pages]
         self.generations: npt.NDArray[np.uint32] = table.view(np.uint32)
 
@@ -147,12 +164,13 @@ class Arena:
         if (size := os.fstat(fd).st_size) < length:
             # Mapping beyond the end would kill the process with SIGBUS at the first touch.
             raise TierUnavailable(f"arena {path}: cut short: {size} bytes, its header says {length}")
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         try:
-            mapping = mmap.mmap(fd, length, flags=mmap.MAP_SHARED, prot=access)
+            view = _map_aligned(fd, length, writable=writable)
         except OSError as error:
             raise TierUnavailable(f"arena {path}: mapping {length} bytes failed: {error.strerror}") from error
-        return Arena(mapping, header, path=path, writable=writable)
+        arena = Arena(view, header, path=path, writable=writable)
+        arena.advise(0, header.total_pages, Advice.DONTDUMP)
+        return arena
 
     @property
     def arena_id(self) -> int:
@@ -163,11 +181,6 @@ class Arena:
     def size_bytes(self) -> int:
         """Size of the file."""
         return self.total_pages * PAGE_BYTES
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._mapping is None
 
     def images(self, slots: npt.NDArray[np.uint32], *, stride_pages: int) -> tuple[memoryview, ...]:
         """Return views of the slots in order, contiguous slots coalesced; writable if the mapping is.
@@ -186,7 +199,7 @@ class Arena:
 
         Errors: as `images`.
         """
-        if self._mapping is None:
+        if self.closed:
             raise TierUnavailable(f"arena {self.path}: closed")
         count = len(slots)
         if not count:
@@ -212,30 +225,58 @@ class Arena:
             raise InvalidArgument(f"arena: {count} x {stride_bytes} bytes from page {first_slot} lie outside")
         return self.bytes[begin : begin + size].reshape(count, stride_bytes)
 
-    def populate(self, first_page: int, pages: int, *, writing: bool = False) -> bool:
-        """Fault pages into this mapping and, when `writing`, into the file; False where the kernel cannot.
+    def advise(self, first_page: int, pages: int, advice: Advice) -> int:
+        """Tell the kernel about pages of this mapping and return 0, or the error number where it refuses.
 
-        Threads: does not hold the GIL, unlike mmap.madvise; keep steps small, the address space is locked.
-        Errors: TierUnavailable when memory runs out or the arena is closed.
+        Threads: does not hold the GIL, unlike mmap.madvise; keep steps small, the mapping is locked.
+        Errors: InvalidArgument when they lie outside; TierUnavailable after `close`.
         """
-        pages = min(pages, self.total_pages - first_page)
-        view = self.bytes  # the local name keeps the mapping alive while the kernel works on it
-        if self._mapping is None or pages <= 0:
-            raise TierUnavailable(f"arena {self.path}: closed, or page {first_page} lies outside")
+        view = self.bytes  # this name keeps the mapping alive while the kernel works on it
+        if self.closed:
+            raise TierUnavailable(f"arena {self.path}: closed")
+        if first_page < 0 or pages < 1 or first_page + pages > self.total_pages:
+            raise InvalidArgument(
+                f"arena: {pages} pages from page {first_page} lie outside {self.total_pages}"
+            )
         address = view.ctypes.data + first_page * PAGE_BYTES
-        advice = _MADV_POPULATE_WRITE if writing else _MADV_POPULATE_READ
-        if _libc.madvise(address, pages * PAGE_BYTES, advice) == 0:
-            return True
-        code = ctypes.get_errno()
-        if code in (errno.EINVAL, errno.ENOSYS):  # before Linux 5.14
-            return False
-        raise TierUnavailable(f"arena {self.path}: populating {pages} pages failed: {os.strerror(code)}")
+        if _libc.madvise(address, pages * PAGE_BYTES, int(advice)) == 0:
+            return 0
+        return ctypes.get_errno()
 
     def close(self) -> None:
         """Let go of the mapping; views in use keep it until they are gone. Idempotent."""
-        mapping, self._mapping = self._mapping, None
+        self.closed = True
         self.bytes = np.empty(0, np.uint8)
         self.generations = np.empty(0, np.uint32)
-        if mapping is not None:
-            with contextlib.suppress(BufferError):  # a view is still out: the last one unmaps
-                mapping.close()
+
+
+def _map_aligned(fd: int, length: int, *, writable: bool) -> memoryview:
+    """Map a file at a multiple of the huge page size, else none can back it; mmap.mmap takes no address.
+
+    The mapping ends with the last view of it.
+    Errors: OSError.
+    """
+    reserved_bytes = length + HUGE_PAGE_BYTES
+    reserved = _mmap(None, reserved_bytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    address = round_up(reserved, HUGE_PAGE_BYTES)
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    try:
+        _mmap(address, length, access, mmap.MAP_SHARED | _MAP_FIXED, fd)
+    except OSError:
+        _libc.munmap(reserved, reserved_bytes)
+        raise
+    end = address + round_up(length, PAGE_BYTES)
+    if address > reserved:
+        _libc.munmap(reserved, address - reserved)
+    _libc.munmap(end, reserved + reserved_bytes - end)
+    block = (ctypes.c_uint8 * length).from_address(address)
+    weakref.finalize(block, _libc.munmap, address, length).atexit = False
+    view = memoryview(block).cast("B")
+    return view if writable else view.toreadonly()
+
+
+def _mmap(address: int | None, length: int, access: int, flags: int, fd: int) -> int:
+    found: int = _libc.mmap(address, length, access, flags, fd, 0)
+    if found == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return found
