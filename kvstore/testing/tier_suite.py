@@ -1,0 +1,184 @@
+"""The conformance suite of the tier seam: a tier passes it or it is not a tier.
+
+Subclass TierSuite in a test module, return a fresh or reopened tier from `open_tier`, and run pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import KVStoreError
+from kvstore.testing.frames import BuiltFrame, FrameBuilder, payloads_of, read_of
+from kvstore.tiers.base import FrameLocation, RecoveredFrame, Tier, TouchNote
+from kvstore.types import HASH_BYTES, MissReason
+
+WAIT_SECONDS = 30.0
+
+
+class TierSuite:
+    """What every tier promises. `keeps_frames` is False for a tier that forgets them when it is closed."""
+
+    keeps_frames = True
+
+    def open_tier(self, directory: Path) -> Tier:
+        """Return a tier over a directory, not yet recovered."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def tier(self, tmp_path: Path) -> Iterator[Tier]:
+        """Lend an empty, recovered tier."""
+        tier = self.open_tier(tmp_path)
+        assert list(tier.recover()) == []
+        yield tier
+        tier.close(deadline_seconds=WAIT_SECONDS)
+
+    def test_what_was_written_is_read_back(self, tier: Tier) -> None:
+        frames = [builder.frame(n) for builder in [registered(tier)] for n in (1, 5, 2)]
+        for built, location in zip(frames, written(tier, frames), strict=True):
+            assert_reads_back(tier, built, location)
+
+    def test_a_part_of_a_frame_can_be_read(self, tier: Tier) -> None:
+        built = registered(tier).frame(7)
+        (location,) = written(tier, [built])
+        read = read_of(built, location, part=1, first=2, count=3)
+        (future,) = tier.read_into([read])
+        result = future.result(WAIT_SECONDS)
+        assert (result.good, result.reason) == (3, None)
+        assert payloads_of(read, result.lengths) == [b.payload for b in built.blocks[1][2:5]]
+        assert result.digests == b"".join(b.digests for b in built.blocks[1][2:5])
+
+    def test_another_key_is_never_a_hit(self, tier: Tier) -> None:
+        built = registered(tier).frame(4)
+        (location,) = written(tier, [built])
+        read = read_of(built, location)
+        wrong = bytes(HASH_BYTES)
+        keys = read.keys[: 2 * HASH_BYTES] + wrong + read.keys[3 * HASH_BYTES :]
+        asked = type(read)(read.location, read.block_count, read.parts, 0, 0, keys, read.into)
+        (future,) = tier.read_into([asked])
+        result = future.result(WAIT_SECONDS)
+        assert (result.good, result.reason) == (2, MissReason.CORRUPT)
+        assert payloads_of(read, result.lengths) == [b.payload for b in built.blocks[0][:2]]
+
+    def test_corrupt_memory_is_not_written(self, tier: Tier) -> None:
+        built = registered(tier).frame(3)
+        image = built.write.parts[0].images[-1]
+        image[10] ^= 1
+        (future,) = tier.write([built.write])
+        result = future.result(WAIT_SECONDS)
+        assert result.location is None
+        assert "corrupt" in result.refusal
+
+    def test_a_frame_that_does_not_fit_together_is_refused(self, tier: Tier) -> None:
+        built = registered(tier).frame(3)
+        header = built.write.header
+        short = type(header)(
+            header.namespace, header.kind, header.parent, header.keys[:-1], header.parts, "agent", header.written_at
+        )
+        with pytest.raises(KVStoreError):
+            tier.write([type(built.write)(short, built.write.parts, "agent-0")])
+
+    def test_a_namespace_comes_first(self, tier: Tier) -> None:
+        with pytest.raises(KVStoreError):
+            tier.write([FrameBuilder().frame(1).write])
+
+    def test_what_was_deleted_is_gone(self, tier: Tier) -> None:
+        builder = registered(tier)
+        frames = [builder.frame(4) for _ in range(3)]
+        places = written(tier, frames)
+        tier.delete([places[1]]).result(WAIT_SECONDS)
+        (future,) = tier.read_into([read_of(frames[1], places[1])])
+        assert future.result(WAIT_SECONDS).good == 0
+        assert_reads_back(tier, frames[0], places[0])
+        assert_reads_back(tier, frames[2], places[2])
+        assert tier.delete([places[1]]).result(WAIT_SECONDS) == 0
+
+    def test_an_unlinked_segment_is_gone(self, tier: Tier) -> None:
+        builder = registered(tier)
+        first, second = builder.frame(4, bucket="a"), builder.frame(4, bucket="b")
+        places = written(tier, [first, second])
+        assert places[0].segment != places[1].segment
+        used = tier.usage().used_bytes
+        freed = tier.unlink([places[0].segment]).result(WAIT_SECONDS)
+        assert freed >= places[0].length_bytes
+        assert tier.usage().used_bytes == used - freed
+        (future,) = tier.read_into([read_of(first, places[0])])
+        assert future.result(WAIT_SECONDS).good == 0
+        assert [info.segment for info in tier.segments()] == [places[1].segment]
+
+    def test_usage_counts_what_was_written(self, tier: Tier) -> None:
+        frames = [registered(tier).frame(6)]
+        (location,) = written(tier, frames)
+        usage = tier.usage()
+        assert usage.queued_bytes == 0
+        assert usage.written_bytes == location.length_bytes
+        assert usage.used_bytes >= location.length_bytes
+        assert usage.used_bytes == sum(info.bytes for info in tier.segments())
+        assert usage.segments == len(tier.segments()) == 1
+
+    def test_frames_are_found_again(self, tmp_path: Path) -> None:
+        if not self.keeps_frames:
+            pytest.skip("this tier promises nothing after it was closed")
+        tier = self.open_tier(tmp_path)
+        list(tier.recover())
+        builder = registered(tier)
+        frames = [builder.frame(n, bucket=f"b{n % 2}") for n in (3, 1, 4)]
+        places = written(tier, frames)
+        tier.annotate([TouchNote(places[1], "chat", 1_700_000_500.0)])
+        tier.delete([places[2]]).result(WAIT_SECONDS)
+        tier.close(deadline_seconds=WAIT_SECONDS)
+        again = self.open_tier(tmp_path)
+        found = list(again.recover())
+        assert {frame.location for frame in found} == set(places[:2])
+        self._check_found(found, frames[0], places[0], ("agent", 1_700_000_000.0))
+        self._check_found(found, frames[1], places[1], ("chat", 1_700_000_500.0))
+        assert again.report().frames == 2
+        assert again.report().blocks == 4
+        assert [n.fingerprint for n in again.report().namespaces] == [builder.namespace.fingerprint]
+        assert_reads_back(again, frames[0], places[0])
+        assert_reads_back(again, frames[1], places[1])
+        again.close(deadline_seconds=WAIT_SECONDS)
+
+    def _check_found(
+        self, found: list[RecoveredFrame], built: BuiltFrame, place: FrameLocation, touch: tuple[str, float]
+    ) -> None:
+        (frame,) = [frame for frame in found if frame.location == place]
+        assert frame.header == built.write.header
+        assert (frame.retention_class, frame.touched_at) == touch
+
+    def test_close_is_idempotent_and_ends_the_writing(self, tmp_path: Path) -> None:
+        tier = self.open_tier(tmp_path)
+        list(tier.recover())
+        builder = registered(tier)
+        tier.close(deadline_seconds=WAIT_SECONDS)
+        tier.close(deadline_seconds=WAIT_SECONDS)
+        (future,) = tier.write([builder.frame(1).write])
+        assert future.result(WAIT_SECONDS).location is None
+
+
+def registered(tier: Tier, *, seed: int = 0) -> FrameBuilder:
+    """Return a builder whose namespace the tier knows."""
+    builder = FrameBuilder(seed=seed)
+    tier.register(builder.namespace)
+    tier.register(builder.namespace)
+    return builder
+
+
+def written(tier: Tier, frames: list[BuiltFrame]) -> list[FrameLocation]:
+    """Write frames and return where they are, once all are durable."""
+    results = [future.result(WAIT_SECONDS) for future in tier.write([built.write for built in frames])]
+    places = [result.location for result in results if result.location is not None]
+    assert len(places) == len(frames), [result.refusal for result in results]
+    return places
+
+
+def assert_reads_back(tier: Tier, built: BuiltFrame, location: FrameLocation) -> None:
+    """Read a whole frame and compare every byte, length and digest."""
+    reads = [read_of(built, location, part=part) for part in range(len(built.blocks))]
+    for read, future, blocks in zip(reads, tier.read_into(reads), built.blocks, strict=True):
+        result = future.result(WAIT_SECONDS)
+        assert (result.good, result.reason, result.detail) == (built.count, None, "")
+        assert payloads_of(read, result.lengths) == [block.payload for block in blocks]
+        assert result.digests == b"".join(block.digests for block in blocks)

@@ -1,0 +1,223 @@
+"""The data directory: whose it is (STORE), who uses it (lock), and the namespaces that its frames belong to."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from kvstore.errors import InvalidArgument, TierUnavailable
+from kvstore.namespace import Namespace
+from kvstore.tiers.fs import FileSystem, aligned_buffer, read_up_to, write_all
+from kvstore.tiers.ssd.format import FORMAT_VERSION, ID_BYTES
+from kvstore.types import Fingerprint
+
+log = logging.getLogger(__name__)
+
+STORE_NAME = "STORE"
+LOCK_NAME = "lock"
+INDEX_NAME = "index"
+SEGMENTS_NAME = "segments"
+NAMESPACES_NAME = "namespaces"
+PROBE_NAME = "probe.tmp"
+STALE_NAME = "index.stale"
+"""While this file is there, index rows may name deleted frames, so the index is rebuilt from the segments."""
+_SEGMENT_SUFFIX = ".seg"
+_TEMPORARY_SUFFIX = ".tmp"
+_SMALL_FILE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DataDirectory:
+    """Where everything lies below one directory."""
+
+    root: Path
+
+    @property
+    def segments(self) -> Path:
+        """The folder of segment files."""
+        return self.root / SEGMENTS_NAME
+
+    @property
+    def namespaces(self) -> Path:
+        """The folder of canonical namespaces."""
+        return self.root / NAMESPACES_NAME
+
+    @property
+    def index(self) -> Path:
+        """The folder of the LMDB environment."""
+        return self.root / INDEX_NAME
+
+    def segment_path(self, number: int) -> Path:
+        """Return the path of a segment file."""
+        return self.segments / f"{number:016x}{_SEGMENT_SUFFIX}"
+
+    def namespace_path(self, fingerprint: Fingerprint) -> Path:
+        """Return the path of a namespace file."""
+        return self.namespaces / f"{fingerprint.hex()}.json"
+
+
+def segment_number(name: str) -> int | None:
+    """Return the number in a segment file's name, or None when it is no such name."""
+    stem = name.removesuffix(_SEGMENT_SUFFIX)
+    if stem == name or len(stem) != 16 or set(stem) - set("0123456789abcdef"):
+        return None
+    return int(stem, 16)
+
+
+def read_small(fs: FileSystem, path: Path) -> bytes:
+    """Return the content of a small file.
+
+    Errors: OSError.
+    """
+    size = fs.stat(path).size_bytes
+    if size > _SMALL_FILE_BYTES:
+        raise OSError(f"{path} has {size} bytes, at most {_SMALL_FILE_BYTES} expected")
+    buffer = aligned_buffer(size)
+    handle = fs.open(path, flags=os.O_RDONLY)
+    try:
+        came = read_up_to(fs, handle, [buffer[:size]], offset=0) if size else 0
+    finally:
+        fs.close(handle)
+    return bytes(buffer[:came])
+
+
+def write_durable(fs: FileSystem, path: Path, *, content: bytes) -> None:
+    """Create or replace a small file so that after a crash it is there whole or not at all.
+
+    Errors: OSError.
+    """
+    temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
+    handle = fs.open(temporary, flags=os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_all(fs, handle, [memoryview(content)], offset=0)
+        fs.fdatasync(handle)
+    finally:
+        fs.close(handle)
+    fs.rename(temporary, path)
+    fs.fsync_directory(path.parent)
+
+
+def prepare(fs: FileSystem, directory: DataDirectory) -> None:
+    """Make the folders and make their names durable.
+
+    Errors: TierUnavailable when the directory cannot be written.
+    """
+    try:
+        for folder in (directory.root, directory.segments, directory.namespaces):
+            fs.mkdir(folder)
+        fs.fsync_directory(directory.root)
+    except OSError as error:
+        raise TierUnavailable(f"data directory {directory.root} cannot be written: {error}") from error
+
+
+def read_store_id(fs: FileSystem, directory: DataDirectory) -> bytes | None:
+    """Return the store's id, or None when the directory has none yet.
+
+    Errors: TierUnavailable when STORE is there but of another version, or cannot be read; it is left alone.
+    """
+    path = directory.root / STORE_NAME
+    try:
+        document = json.loads(read_small(fs, path))
+        version, identity = int(document["format"]), bytes.fromhex(document["store"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TierUnavailable(
+            f"{path} cannot be read: {error}; move it away to have it rebuilt from the segments"
+        ) from error
+    if version != FORMAT_VERSION or len(identity) != ID_BYTES:
+        raise TierUnavailable(
+            f"{path}: format {version} is unknown, this build knows {FORMAT_VERSION}; left alone"
+        )
+    return identity
+
+
+def write_store_id(fs: FileSystem, directory: DataDirectory, *, identity: bytes, created_at: float) -> None:
+    """Write STORE.
+
+    Errors: TierUnavailable when the directory cannot be written.
+    """
+    document = {"format": FORMAT_VERSION, "store": identity.hex(), "created_at": created_at}
+    try:
+        content = json.dumps(document, sort_keys=True).encode() + b"\n"
+        write_durable(fs, directory.root / STORE_NAME, content=content)
+    except OSError as error:
+        raise TierUnavailable(f"{directory.root / STORE_NAME} cannot be written: {error}") from error
+
+
+def write_namespace(fs: FileSystem, directory: DataDirectory, *, namespace: Namespace) -> None:
+    """Make a namespace durable.
+
+    Errors: OSError.
+    """
+    write_durable(fs, directory.namespace_path(namespace.fingerprint), content=namespace.canonical())
+
+
+def read_namespaces(fs: FileSystem, directory: DataDirectory) -> Iterator[tuple[str, Namespace | None]]:
+    """Yield (name, namespace) for each file in the folder; None for what this build cannot read, which is left alone."""
+    for name in fs.listdir(directory.namespaces):
+        if name.endswith(_TEMPORARY_SUFFIX):
+            continue
+        try:
+            namespace = Namespace.from_canonical(read_small(fs, directory.namespaces / name))
+        except (OSError, InvalidArgument) as error:
+            log.warning("namespace file left alone name=%s error=%s", name, error)
+            yield name, None
+            continue
+        yield name, namespace if name == directory.namespace_path(namespace.fingerprint).name else None
+
+
+def unknown_names(fs: FileSystem, directory: DataDirectory) -> list[str]:
+    """Return what lies in the root or among the segments and has no name of ours; it is left alone."""
+    ours = {STORE_NAME, LOCK_NAME, INDEX_NAME, SEGMENTS_NAME, NAMESPACES_NAME, PROBE_NAME, STALE_NAME}
+    ours |= {name + _TEMPORARY_SUFFIX for name in (STORE_NAME, STALE_NAME)} | {INDEX_NAME + ".broken"}
+    found = [name for name in fs.listdir(directory.root) if name not in ours]
+    names = fs.listdir(directory.segments)
+    return found + [f"{SEGMENTS_NAME}/{name}" for name in names if segment_number(name) is None]
+
+
+class DirectoryLock:
+    """One daemon per data directory: an flock that the kernel lets go when its holder dies.
+
+    The file holds the pid of its holder, for the message to whoever comes second.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Take the lock.
+
+        Errors: TierUnavailable naming the holder's pid, or why the file cannot be opened.
+        """
+        path = root / LOCK_NAME
+        try:
+            root.mkdir(mode=0o750, parents=True, exist_ok=True)
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise TierUnavailable(f"data directory {root} cannot be locked: {error}") from error
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._handle)
+            raise TierUnavailable(f"data directory {root} is used by the daemon with pid {holder}") from error
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let the lock go; idempotent."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def __enter__(self) -> DirectoryLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

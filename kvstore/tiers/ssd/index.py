@@ -1,0 +1,313 @@
+"""The LMDB index: one row per frame, so that a start need not read the segments. A cache of what the segments say.
+
+It lags behind the segments by about a second and may be lost at any time: a row per segment holds the watermark up to
+which rows are complete, and whatever lies beyond is read from the segment itself. LMDB has its own files, outside the
+file-system seam.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import lmdb
+import xxhash
+
+from kvstore.tiers.base import FrameKind
+from kvstore.tiers.ssd.format import ID_BYTES
+from kvstore.types import HASH_BYTES, BlockHash, Fingerprint
+
+log = logging.getLogger(__name__)
+
+INDEX_VERSION = 1
+INDEX_BYTES_MAX = 64 << 30
+"""Address space kept for the index; the file takes only what its rows need."""
+ROWS_PER_TRANSACTION_MAX = 20_000
+
+_KEY = struct.Struct(">QQ")
+_ROW = struct.Struct("<BBHIIQdI32s32s32s")
+_SEGMENT_ROW = struct.Struct("<16sQQI")
+_TOUCH = struct.Struct("<d32s")
+_META = struct.Struct("<I16sQ")
+_META_KEY = b"meta"
+# Where LMDB keeps the number of its last page and its page size, in each of the two meta pages.
+_LMDB_META = struct.Struct("<16x I I Q Q I 92x Q Q")
+_LMDB_MAGIC = 0xBEEFC0DE
+_LMDB_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRow:
+    """What the index keeps of a frame: all of its header that the namespace does not say."""
+
+    offset: int
+    kind: FrameKind
+    header_bytes: int
+    length_bytes: int
+    namespace: Fingerprint
+    parent: BlockHash
+    keys: bytes
+    parts: tuple[int, ...]
+    retention_class: str
+    written_at: float
+    provenance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Rows of frames that became durable in [start, end) of a segment, in order.
+
+    `start` must be the segment's watermark, else rows would be missing below the new one.
+    """
+
+    segment: int
+    identity: bytes
+    start: int
+    end: int
+    rows: tuple[FrameRow, ...]
+    sealed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """Up to `watermark` every living frame of the segment has a row; `file_end` is above it once sealed."""
+
+    identity: bytes
+    watermark: int
+    sealed: bool
+
+
+@dataclass(slots=True)
+class Change:
+    """What one transaction does, in this order."""
+
+    growths: list[Growth] = field(default_factory=list)
+    touches: dict[tuple[int, int], tuple[float, str]] = field(default_factory=dict)
+    frames_gone: list[tuple[int, int]] = field(default_factory=list)
+    segments_gone: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.growths or self.touches or self.frames_gone or self.segments_gone)
+
+
+class IndexUnusable(Exception):
+    """The index is missing, damaged, of another version or of another store: rebuild it."""
+
+
+class Index:
+    """An open LMDB environment.
+
+    Threads: one thread writes (LMDB allows no second), any thread reads.
+    Errors: lmdb.Error from every verb, also for a full disk or a full map.
+    """
+
+    def __init__(self, path: Path, *, store: bytes, bytes_max: int, create: bool) -> None:
+        """Open the index, or create an empty one.
+
+        Errors: IndexUnusable when it has to be rebuilt.
+        """
+        if not create:
+            _check_length(path / "data.mdb")
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        try:
+            self._env: Any = lmdb.open(
+                str(path), map_size=bytes_max, max_dbs=4, mode=0o640, max_readers=16, meminit=False
+            )
+            names = (b"meta", b"segments", b"frames", b"touches")
+            self._meta, self._segments, self._frames, self._touches = (
+                self._env.open_db(name) for name in names
+            )
+        except lmdb.Error as error:
+            raise IndexUnusable(f"{path} cannot be opened: {error}") from error
+        self._store = store
+        try:
+            self._check_store(create=create)
+        except BaseException:
+            self._env.close()
+            raise
+
+    @classmethod
+    def rebuilt(cls, path: Path, *, store: bytes, bytes_max: int) -> Self:
+        """Put what is there aside, replacing an earlier one put aside, and create an empty index."""
+        if path.exists():
+            aside = path.with_name(path.name + ".broken")
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(path, aside)
+        return cls(path, store=store, bytes_max=bytes_max, create=True)
+
+    def _check_store(self, *, create: bool) -> None:
+        if create:
+            with self._env.begin(write=True) as txn:
+                txn.put(_META_KEY, _META.pack(INDEX_VERSION, self._store, 1), db=self._meta)
+            return
+        with self._env.begin() as txn:
+            packed = txn.get(_META_KEY, db=self._meta)
+        if packed is None or len(packed) != _META.size:
+            raise IndexUnusable("the index says nothing of its store")
+        version, store, _ = _META.unpack(packed)
+        if version != INDEX_VERSION or store != self._store:
+            raise IndexUnusable(f"the index is of version {version} and store {store.hex()}")
+
+    def next_number(self) -> int:
+        """Return the segment number that comes after all that were ever used, as far as the index knows."""
+        with self._env.begin() as txn:
+            return int(_META.unpack(txn.get(_META_KEY, db=self._meta))[2])
+
+    def commit(self, change: Change, *, next_number: int) -> list[Growth]:
+        """Apply a change in one transaction; returns the growths that did not start at their segment's watermark."""
+        skipped: list[Growth] = []
+        with self._env.begin(write=True) as txn:
+            for growth in change.growths:
+                if not self._grow(txn, growth):
+                    skipped.append(growth)
+            for (segment, offset), (touched_at, name) in change.touches.items():
+                txn.put(_KEY.pack(segment, offset), _TOUCH.pack(touched_at, name.encode()), db=self._touches)
+            for segment, offset in change.frames_gone:
+                key = _KEY.pack(segment, offset)
+                txn.delete(key, db=self._frames)
+                txn.delete(key, db=self._touches)
+            for segment in change.segments_gone:
+                self._forget(txn, segment)
+            txn.put(_META_KEY, _META.pack(INDEX_VERSION, self._store, next_number), db=self._meta)
+        return skipped
+
+    def _grow(self, txn: Any, growth: Growth) -> bool:
+        key = struct.pack(">Q", growth.segment)
+        before = _unpack_segment(txn.get(key, db=self._segments))
+        if before is not None and before.identity != growth.identity:
+            # A number used twice: only after the index forgot a segment whose file is gone.
+            self._forget(txn, growth.segment)
+            before = None
+        if (before.watermark if before is not None else FIRST_OFFSET) != growth.start:
+            return False
+        for row in growth.rows:
+            txn.put(_KEY.pack(growth.segment, row.offset), _pack_row(row), db=self._frames)
+        txn.put(key, _pack_segment(SegmentRow(growth.identity, growth.end, growth.sealed)), db=self._segments)
+        return True
+
+    def _forget(self, txn: Any, segment: int) -> None:
+        prefix = struct.pack(">Q", segment)
+        txn.delete(prefix, db=self._segments)
+        for db in (self._frames, self._touches):
+            cursor = txn.cursor(db=db)
+            while cursor.set_range(prefix) and cursor.key()[:8] == prefix:
+                cursor.delete()
+
+    def segments(self) -> dict[int, SegmentRow]:
+        """Return all intact segment rows by number."""
+        found = {}
+        with self._env.begin() as txn:
+            for key, value in txn.cursor(db=self._segments):
+                row = _unpack_segment(value)
+                if row is not None:
+                    found[int.from_bytes(key, "big")] = row
+        return found
+
+    def rows(self, segment: int) -> list[FrameRow]:
+        """Return the frame rows of a segment in write order.
+
+        Errors: IndexUnusable when one is damaged.
+        """
+        with self._env.begin() as txn:
+            return [_unpack_row(offset, value) for offset, value in _range(txn, self._frames, segment)]
+
+    def touches(self, segment: int) -> dict[int, tuple[float, str]]:
+        """Return the latest touch by frame offset."""
+        found = {}
+        with self._env.begin() as txn:
+            for offset, value in _range(txn, self._touches, segment):
+                if len(value) == _TOUCH.size:
+                    touched_at, name = _TOUCH.unpack(value)
+                    found[offset] = (touched_at, name.rstrip(b"\0").decode(errors="replace"))
+        return found
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+FIRST_OFFSET = 4096
+"""Frames start behind the segment's header page."""
+
+
+def _range(txn: Any, db: Any, segment: int) -> Iterator[tuple[int, bytes]]:
+    prefix = struct.pack(">Q", segment)
+    cursor = txn.cursor(db=db)
+    if not cursor.set_range(prefix):
+        return
+    for key, value in cursor:
+        if key[:8] != prefix:
+            return
+        yield _KEY.unpack(key)[1], value
+
+
+def _pack_row(row: FrameRow) -> bytes:
+    blocks = len(row.keys) // HASH_BYTES
+    fixed = _ROW.pack(
+        INDEX_VERSION, row.kind, len(row.parts), blocks, row.header_bytes, row.length_bytes, row.written_at,
+        row.provenance, row.namespace, row.parent, row.retention_class.encode(),
+    )  # fmt: skip
+    body = fixed + struct.pack(f"<{len(row.parts)}H", *row.parts) + row.keys
+    return body + xxhash.xxh3_64_digest(body)
+
+
+def _unpack_row(offset: int, value: bytes) -> FrameRow:
+    if len(value) < _ROW.size + 8 or xxhash.xxh3_64_digest(value[:-8]) != value[-8:]:
+        raise IndexUnusable(f"frame row at {offset} is damaged")
+    (
+        version, kind, part_count, blocks, header_bytes, length_bytes, written_at, provenance, namespace, parent, name,
+    ) = _ROW.unpack_from(value)  # fmt: skip
+    parts = struct.unpack_from(f"<{part_count}H", value, _ROW.size)
+    keys = value[_ROW.size + 2 * part_count : -8]
+    if version != INDEX_VERSION or len(keys) != blocks * HASH_BYTES:
+        raise IndexUnusable(
+            f"frame row at {offset} of version {version} holds {len(keys)} bytes for {blocks} blocks"
+        )
+    return FrameRow(
+        offset, FrameKind(kind), header_bytes, length_bytes, Fingerprint(namespace), BlockHash(parent), keys, parts,
+        name.rstrip(b"\0").decode(errors="replace"), written_at, provenance,
+    )  # fmt: skip
+
+
+def _pack_segment(row: SegmentRow) -> bytes:
+    body = _SEGMENT_ROW.pack(row.identity, row.watermark, int(row.sealed), 0)
+    return body + xxhash.xxh3_64_digest(body)
+
+
+def _unpack_segment(value: bytes | None) -> SegmentRow | None:
+    if (
+        value is None
+        or len(value) != _SEGMENT_ROW.size + 8
+        or xxhash.xxh3_64_digest(value[:-8]) != value[-8:]
+    ):
+        return None
+    identity, watermark, sealed, _ = _SEGMENT_ROW.unpack_from(value)
+    assert len(identity) == ID_BYTES
+    return SegmentRow(identity, watermark, bool(sealed))
+
+
+def _check_length(path: Path) -> None:
+    """Refuse a file that is shorter than its own meta pages say: reading its map would end the process with SIGBUS."""
+    try:
+        with path.open("rb") as file:
+            pages = file.read(2 * _LMDB_PAGE_BYTES)
+            size = file.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise IndexUnusable(f"{path} cannot be read: {error}") from error
+    if len(pages) < 2 * _LMDB_PAGE_BYTES:
+        raise IndexUnusable(f"{path} has {size} bytes")
+    ends = []
+    for start in (0, _LMDB_PAGE_BYTES):
+        magic, _, _, _, page_bytes, last_page, txn = _LMDB_META.unpack_from(pages, start)
+        if magic == _LMDB_MAGIC:
+            ends.append((txn, (last_page + 1) * page_bytes))
+    if not ends or size < max(ends)[1]:
+        raise IndexUnusable(
+            f"{path} has {size} bytes, its last page ends at {max(ends)[1] if ends else 'no known place'}"
+        )

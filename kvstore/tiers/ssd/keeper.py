@@ -1,0 +1,281 @@
+"""The keeper of the index: one thread that commits rows and touches about once a second, and carries out deletions.
+
+A deletion is durable on the segment itself first (a tombstone in the frame's header, or the file's unlink), then in
+the index, and only then are the bytes given back: neither the rows nor a rebuild can bring a deleted frame back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import lmdb
+
+from kvstore.clock import Clock
+from kvstore.tiers.base import FrameLocation, TouchNote
+from kvstore.tiers.fs import FileSystem, aligned_buffer, read_up_to, write_all
+from kvstore.tiers.ssd.directory import STALE_NAME, DataDirectory, write_durable
+from kvstore.tiers.ssd.format import (
+    FRAME_MAGIC,
+    TOMBSTONE_BYTES,
+    FormatError,
+    decode_prefix,
+    encode_tombstone,
+)
+from kvstore.tiers.ssd.health import Health
+from kvstore.tiers.ssd.index import Change, Growth, Index
+from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
+from kvstore.types import PAGE_BYTES
+
+log = logging.getLogger(__name__)
+
+COMMIT_SECONDS = 1.0
+TOUCHES_MAX = 1 << 20
+_Command = tuple[Callable[[Change], Callable[[], int]], "Future[int]"]
+
+
+class IndexKeeper:
+    """Owns the writing side of the index.
+
+    Threads: `run` is the keeper's thread; all other methods are thread-safe and return at once.
+    """
+
+    def __init__(
+        self, *, fs: FileSystem, directory: DataDirectory, table: SegmentTable, index: Index, clock: Clock,
+        health: Health, release: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self._fs, self._directory, self._table, self._index = fs, directory, table, index
+        self._clock, self._health, self._release = clock, health, release
+        self._wake = threading.Condition()
+        self._growths: list[Growth] = []
+        self._touches: dict[tuple[int, int], tuple[float, str]] = {}
+        self._commands: list[_Command] = []
+        self._is_closing = False
+        self._has_ended = False
+        self._page = aligned_buffer(PAGE_BYTES)
+
+    def grow(self, growth: Growth) -> None:
+        """Take rows of durable frames; they are committed within about a second."""
+        with self._wake:
+            self._growths.append(growth)
+
+    def annotate(self, notes: Sequence[TouchNote]) -> None:
+        """Take touches; the latest of each frame is kept, and beyond TOUCHES_MAX frames the rest is forgotten."""
+        with self._wake:
+            for note in notes:
+                key = (note.location.segment, note.location.offset)
+                known = self._touches.get(key)
+                if known is None and len(self._touches) >= TOUCHES_MAX:
+                    continue
+                if known is None or known[0] <= note.touched_at:
+                    self._touches[key] = (note.touched_at, note.retention_class)
+
+    def delete(self, frames: Sequence[FrameLocation]) -> Future[int]:
+        """Forget frames for good; resolves to bytes freed. What cannot be deleted is counted and stays."""
+        return self._command(lambda change: self._bury(frames, change))
+
+    def unlink(self, segments: Sequence[int]) -> Future[int]:
+        """Remove whole segments; resolves to bytes freed. What cannot be removed is counted and stays."""
+        return self._command(lambda change: self._remove(segments, change))
+
+    def flush(self) -> Future[int]:
+        """Commit what is known now; resolves to 0."""
+        return self._command(lambda change: lambda: 0)
+
+    def _command(self, work: Callable[[Change], Callable[[], int]]) -> Future[int]:
+        future: Future[int] = Future()
+        future.set_running_or_notify_cancel()
+        with self._wake:
+            if not self._has_ended:
+                self._commands.append((work, future))
+                self._wake.notify_all()
+                return future
+        future.set_result(0)
+        return future
+
+    def close(self) -> None:
+        """Let the thread end after a last commit."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify_all()
+
+    def run(self) -> None:
+        """Commit and obey until closed."""
+        try:
+            while self._turn():
+                pass
+        finally:
+            with self._wake:
+                self._has_ended = True
+                rest, self._commands = self._commands, []
+            for _, future in rest:
+                future.set_result(0)
+
+    def _turn(self) -> bool:
+        with self._wake:
+            self._wake.wait_for(lambda: self._commands or self._is_closing, timeout=COMMIT_SECONDS)
+            is_last = self._is_closing
+            commands, self._commands = self._commands, []
+            change = Change(self._growths, self._touches)
+            self._growths, self._touches = [], {}
+        finishers: list[tuple[Callable[[], int], Future[int]]] = []
+        try:
+            for work, future in commands:
+                finishers.append((work(change), future))
+            self._remove_emptied(change)
+            self._commit(change)
+            results = [finish() for finish, _ in finishers]
+        except BaseException:
+            for _, future in commands:
+                future.set_result(0)
+            raise
+        for (_, future), freed in zip(finishers, results, strict=True):
+            future.set_result(freed)
+        return not is_last
+
+    def _commit(self, change: Change) -> None:
+        if not change:
+            return
+        try:
+            skipped = self._index.commit(change, next_number=self._table.next_number)
+        except lmdb.Error as error:
+            # The watermarks stay where they are, so a start reads from the segments what the rows lack.
+            self._health.count("index", error)
+            self._health.note("index", f"the index lags: {error}")
+            self._keep_touches(change)
+            if change.frames_gone:
+                self._distrust_index()
+            return
+        self._health.note("index", "the index lags behind some segments" if skipped else "")
+
+    def _keep_touches(self, change: Change) -> None:
+        with self._wake:
+            for key, touch in change.touches.items():
+                if len(self._touches) < TOUCHES_MAX:
+                    self._touches.setdefault(key, touch)
+
+    def _distrust_index(self) -> None:
+        """Have the next start rebuild the index, whose rows still name frames that are deleted."""
+        try:
+            write_durable(self._fs, self._directory.root / STALE_NAME, content=b"rows of deleted frames\n")
+        except OSError as error:
+            self._health.count("index", error)
+
+    def _bury(self, frames: Sequence[FrameLocation], change: Change) -> Callable[[], int]:
+        by_segment: defaultdict[int, list[FrameLocation]] = defaultdict(list)
+        for frame in frames:
+            by_segment[frame.segment].append(frame)
+        buried: dict[int, list[FrameLocation]] = {}
+        for number, some in by_segment.items():
+            state = self._table.get(number)
+            if state is None:
+                continue
+            try:
+                buried[number] = self._entomb(state, some)
+            except OSError as error:
+                self._health.count("delete", error)
+        change.frames_gone += [(frame.segment, frame.offset) for some in buried.values() for frame in some]
+        return lambda: sum(self._give_back(number, some) for number, some in buried.items())
+
+    def _entomb(self, state: SegmentState, frames: Sequence[FrameLocation]) -> list[FrameLocation]:
+        """Turn the frames' headers into tombstones, durably; returns those that were living frames."""
+        done: list[FrameLocation] = []
+        path = self._directory.segment_path(state.header.number)
+        handle = self._fs.open(path, flags=os.O_RDWR | self._table.direct_flag)
+        try:
+            for frame in frames:
+                if entomb(self._fs, handle, self._page, segment_id=state.header.identity, offset=frame.offset,
+                          deleted_at=self._clock.wall()):  # fmt: skip
+                    done.append(frame)
+            self._fs.fdatasync(handle)
+        finally:
+            self._fs.close(handle)
+        return done
+
+    def _give_back(self, number: int, frames: Sequence[FrameLocation]) -> int:
+        before = self._table.get(number)
+        if before is None or not frames:
+            return 0
+        allocated = before.allocated_bytes
+        if self._table.bury(number, frames=len(frames)):
+            return self._unlink_file(number)
+        try:
+            handle = self._fs.open(self._directory.segment_path(number), flags=os.O_RDWR)
+            try:
+                for frame in frames:
+                    # The tombstone's page stays: a rebuild steps over the hole by its length.
+                    rest = frame.length_bytes - PAGE_BYTES
+                    if not self._fs.punch(handle, frame.offset + PAGE_BYTES, length_bytes=rest):
+                        self._health.note(
+                            "punch",
+                            "the file system makes no holes: deleted bytes stay until their segment dies",
+                        )
+                        break
+                after = self._fs.fstat(handle).allocated_bytes
+            finally:
+                self._fs.close(handle)
+        except OSError as error:
+            self._health.count("punch", error)
+            return 0
+        self._table.weigh(number, allocated_bytes=after)
+        return max(0, allocated - after)
+
+    def _remove(self, segments: Sequence[int], change: Change) -> Callable[[], int]:
+        freed = 0
+        for number in segments:
+            self._release(number)
+            freed += self._unlink_file(number)
+        self._sync_names()
+        change.segments_gone += [number for number in segments if self._table.get(number) is None]
+        return lambda: freed
+
+    def _remove_emptied(self, change: Change) -> None:
+        """Remove segments that were sealed after their last frame had been deleted."""
+        numbers = {growth.segment for growth in change.growths if growth.sealed}
+        empty = [n for n in numbers if self._table.bury(n, frames=0)]
+        if empty:
+            self._remove(empty, change)
+
+    def _unlink_file(self, number: int) -> int:
+        if self._table.get(number) is None:
+            return 0
+        try:
+            self._fs.unlink(self._directory.segment_path(number))
+        except FileNotFoundError:
+            log.warning("segment was gone already segment=%016x", number)
+        except OSError as error:
+            self._health.count("unlink", error)
+            return 0
+        return self._table.drop(number)
+
+    def _sync_names(self) -> None:
+        try:
+            self._fs.fsync_directory(self._directory.segments)
+        except OSError as error:
+            self._health.count("unlink", error)
+
+
+def entomb(
+    fs: FileSystem, handle: int, page: memoryview, *, segment_id: bytes, offset: int, deleted_at: float
+) -> bool:
+    """Replace the first sector of a frame's header by a tombstone, not yet synced; says whether a frame was there.
+
+    The rest of the page is written back as it was: whichever sectors a torn write leaves, they are either the old frame
+    or a valid tombstone.
+    Errors: OSError.
+    """
+    if read_up_to(fs, handle, [page], offset=offset) < PAGE_BYTES:
+        return False
+    try:
+        prefix = decode_prefix(page)
+    except FormatError:
+        return False
+    if prefix.magic != FRAME_MAGIC or prefix.segment_id != segment_id:
+        return False
+    page[:TOMBSTONE_BYTES] = encode_tombstone(prefix, deleted_at=deleted_at)
+    write_all(fs, handle, [page], offset=offset)
+    return True

@@ -1,0 +1,388 @@
+"""The start: finds every durable frame. Index rows first, then whatever the segments hold beyond the rows.
+
+Frames beyond the rows count only when they are in a sealed segment (all of it was synced) or verify in full. A torn
+tail is cut off. No segment is appended to again: what is found unsealed is sealed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import lmdb
+
+from kvstore.clock import Clock
+from kvstore.layout import Part
+from kvstore.namespace import Namespace
+from kvstore.tiers.base import FrameHeader, FrameLocation, RecoveredFrame, RecoveryReport
+from kvstore.tiers.fs import FileSystem, aligned_buffer, write_all
+from kvstore.tiers.ssd.directory import (
+    SEGMENTS_NAME,
+    STALE_NAME,
+    DataDirectory,
+    read_namespaces,
+    segment_number,
+    unknown_names,
+)
+from kvstore.tiers.ssd.format import (
+    FormatError,
+    SegmentHeader,
+    StoredFrame,
+    StoredPart,
+    encode_seal,
+    stored_part,
+)
+from kvstore.tiers.ssd.health import Health
+from kvstore.tiers.ssd.index import Change, FrameRow, Growth, Index, IndexUnusable, SegmentRow
+from kvstore.tiers.ssd.keeper import entomb
+from kvstore.tiers.ssd.scan import Found, Piece, Scanner
+from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
+from kvstore.types import HASH_BYTES, PAGE_BYTES, Fingerprint
+
+log = logging.getLogger(__name__)
+
+ROWS_PER_COMMIT = 4096
+_PartsKey = tuple[int, ...] | tuple[StoredPart, ...]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a recovery counts."""
+
+    frames: int = 0
+    blocks: int = 0
+    bytes_kept: int = 0
+    frames_dropped: int = 0
+    bytes_dropped: int = 0
+    unknown: list[str] = field(default_factory=list)
+    rebuilt: bool = False
+
+
+class Recovery:
+    """One pass over a data directory; `index` is open once the pass has begun.
+
+    Threads: one.
+    """
+
+    def __init__(
+        self, *, fs: FileSystem, directory: DataDirectory, table: SegmentTable, store: bytes, clock: Clock,
+        health: Health, index_bytes_max: int, namespaces: dict[Fingerprint, Namespace],
+    ) -> None:  # fmt: skip
+        self.index: Index | None = None
+        self._fs, self._directory, self._table, self._store = fs, directory, table, store
+        self._clock, self._health, self._index_bytes_max = clock, health, index_bytes_max
+        self._namespaces = namespaces
+        self._scanner = Scanner(fs)
+        self._page = aligned_buffer(PAGE_BYTES)
+        self._tally = Tally()
+        self._change = Change()
+        self._known_parts: dict[tuple[Fingerprint, _PartsKey], tuple[Part, ...] | None] = {}
+        self._seconds = 0.0
+
+    def frames(self) -> Iterator[RecoveredFrame]:
+        """Yield every durable frame once, in write order within a segment.
+
+        Errors: OSError when the directory cannot be listed.
+        """
+        started = self._clock.monotonic()
+        self._tally.unknown += unknown_names(self._fs, self._directory)
+        for name, namespace in read_namespaces(self._fs, self._directory):
+            if namespace is None:
+                self._tally.unknown.append(f"namespaces/{name}")
+            else:
+                self._namespaces[namespace.fingerprint] = namespace
+        self.index = self._open_index()
+        rows = self.index.segments()
+        self._table.take_number(at_least=self.index.next_number())
+        names = self._fs.listdir(self._directory.segments)
+        numbers = sorted(number for number in map(segment_number, names) if number is not None)
+        for number in numbers:
+            yield from self._segment(number, rows.pop(number, None))
+            if sum(len(growth.rows) for growth in self._change.growths) >= ROWS_PER_COMMIT:
+                self._commit()
+        # What is left are rows of segments whose file is gone.
+        self._change.segments_gone += list(rows)
+        self._commit()
+        self._trust_index()
+        self._seconds = self._clock.monotonic() - started
+        log.info("recovered %s", self.report())
+
+    def report(self) -> RecoveryReport:
+        """Return what was found."""
+        tally = self._tally
+        return RecoveryReport(
+            tuple(self._namespaces.values()), tally.frames, tally.blocks, tally.bytes_kept, tally.frames_dropped,
+            tally.bytes_dropped, tuple(tally.unknown), tally.rebuilt, self._seconds,
+        )  # fmt: skip
+
+    def _open_index(self) -> Index:
+        path = self._directory.index
+        try:
+            self._fs.stat(self._directory.root / STALE_NAME)
+            reason = "its rows may name deleted frames"
+        except FileNotFoundError:
+            try:
+                return Index(path, store=self._store, bytes_max=self._index_bytes_max, create=False)
+            except IndexUnusable as error:
+                reason = str(error)
+        self._tally.rebuilt = path.exists()
+        if self._tally.rebuilt:
+            log.warning("index is rebuilt from the segments reason=%s", reason)
+        return Index.rebuilt(path, store=self._store, bytes_max=self._index_bytes_max)
+
+    def _trust_index(self) -> None:
+        try:
+            self._fs.unlink(self._directory.root / STALE_NAME)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._health.count("index", error)
+
+    def _commit(self) -> None:
+        assert self.index is not None
+        change, self._change = self._change, Change()
+        if not change:
+            return
+        try:
+            self.index.commit(change, next_number=self._table.next_number)
+        except lmdb.Error as error:
+            self._health.count("index", error)
+            self._health.note("index", f"the index lags: {error}")
+
+    def _segment(self, number: int, row: SegmentRow | None) -> Iterator[RecoveredFrame]:
+        path = self._directory.segment_path(number)
+        try:
+            found = self._fs.stat(path)
+            handle = self._fs.open(path, flags=os.O_RDONLY | self._table.direct_flag)
+        except OSError as error:
+            self._health.count("recover", error)
+            self._foreign(number, str(error), 0)
+            return
+        try:
+            try:
+                header = self._own_header(handle, number)
+            except FormatError as error:
+                self._refuse(number, error, found.size_bytes, found.allocated_bytes)
+                return
+            state = SegmentState(header, PAGE_BYTES, sealed=True, allocated_bytes=found.allocated_bytes)
+            self._table.add(state)
+            yield from self._frames_of(handle, state, row, found.size_bytes)
+        finally:
+            self._fs.close(handle)
+
+    def _own_header(self, handle: int, number: int) -> SegmentHeader:
+        header = self._scanner.header(handle)
+        if header.store != self._store or header.number != number:
+            raise FormatError(f"segment {header.number:016x} of store {header.store.hex()}", version=-1)
+        return header
+
+    def _refuse(self, number: int, error: FormatError, size_bytes: int, allocated_bytes: int) -> None:
+        """Leave a file alone that is not ours to read; remove one whose creation was cut short."""
+        if size_bytes > PAGE_BYTES or error.version:
+            self._foreign(number, str(error), allocated_bytes)
+            return
+        # The header is synced before the first frame is written, so this file never held one.
+        try:
+            self._fs.unlink(self._directory.segment_path(number))
+            self._tally.bytes_dropped += size_bytes
+        except OSError as failure:
+            self._health.count("unlink", failure)
+            self._foreign(number, str(error), allocated_bytes)
+
+    def _foreign(self, number: int, reason: str, allocated_bytes: int) -> None:
+        name = f"{SEGMENTS_NAME}/{self._directory.segment_path(number).name}"
+        log.warning("segment left alone name=%s reason=%s", name, reason)
+        self._tally.unknown.append(name)
+        self._table.add_foreign(name, allocated_bytes=allocated_bytes)
+        self._table.take_number(at_least=number)
+
+    def _frames_of(
+        self, handle: int, state: SegmentState, row: SegmentRow | None, size_bytes: int
+    ) -> Iterator[RecoveredFrame]:
+        assert self.index is not None
+        number, identity = state.header.number, state.header.identity
+        touches: dict[int, tuple[float, str]] = {}
+        if row is not None:
+            try:
+                touches = self.index.touches(number) if row.identity == identity else {}
+                frame_rows = self._rows_of(state, row, size_bytes)
+            except (IndexUnusable, lmdb.Error) as error:
+                log.warning(
+                    "segment is scanned, its rows are of no use segment=%016x error=%s", number, error
+                )
+                self._start_over(number, touches)
+            else:
+                state.end = row.watermark
+                for frame_row in frame_rows:
+                    yield from self._keep(state, frame_row, touches)
+                if row.sealed and size_bytes == row.watermark + PAGE_BYTES:
+                    self._drop_if_empty(state)
+                    return
+        yield from self._replay(handle, state, size_bytes, touches)
+
+    def _rows_of(self, state: SegmentState, row: SegmentRow, size_bytes: int) -> list[FrameRow]:
+        assert self.index is not None
+        if row.identity != state.header.identity:
+            raise IndexUnusable("they are of an earlier segment of this number")
+        if row.watermark > size_bytes:
+            raise IndexUnusable(f"they reach to {row.watermark} and the file to {size_bytes}")
+        return self.index.rows(state.header.number)
+
+    def _start_over(self, number: int, touches: dict[int, tuple[float, str]]) -> None:
+        """Drop the rows of a segment, so that its scan can write them anew; the touches are kept."""
+        self._change.segments_gone.append(number)
+        self._commit()
+        self._change.touches.update({(number, offset): touch for offset, touch in touches.items()})
+
+    def _replay(
+        self, handle: int, state: SegmentState, size_bytes: int, touches: dict[int, tuple[float, str]]
+    ) -> Iterator[RecoveredFrame]:
+        """Read frames beyond the rows from the segment itself."""
+        number, identity = state.header.number, state.header.identity
+        sealed = self._scanner.is_sealed(handle, segment_id=identity, size_bytes=size_bytes)
+        start, end = state.end, state.end
+        rows: list[FrameRow] = []
+        lost: list[Piece] = []
+        # Rows are complete up to here: a build that knows more than this one shall still find what is unknown here.
+        unknown_at = 0
+        for piece in self._scanner.pieces(handle, segment_id=identity, start=start, size_bytes=size_bytes):
+            behind = piece.offset + piece.length_bytes
+            if piece.found is Found.FRAME and piece.frame is not None:
+                if not sealed and not self._scanner.is_intact(handle, piece.frame, offset=piece.offset):
+                    lost.append(piece)
+                    continue
+                row = _row(piece.frame, piece.offset)
+                if not unknown_at:
+                    rows.append(row)
+                yield from self._keep(state, row, touches, stored=piece.frame.parts)
+                end = behind
+            elif piece.found is Found.TOMBSTONE:
+                end = behind
+            elif piece.found is Found.UNKNOWN:
+                unknown_at, end = unknown_at or piece.offset, behind
+                self._unknown_in(number, piece.detail)
+            elif piece.found is Found.DAMAGE:
+                lost.append(piece)
+        state.end = end
+        self._count_lost(number, lost, end)
+        if not sealed and not unknown_at:
+            sealed = self._mend(state, lost, size_bytes)
+        growth = Growth(
+            number, identity, start, unknown_at or end, tuple(rows), sealed=sealed and not unknown_at
+        )
+        self._change.growths.append(growth)
+        if not unknown_at and not any(piece.offset < end for piece in lost):
+            self._drop_if_empty(state)
+
+    def _count_lost(self, number: int, lost: list[Piece], end: int) -> None:
+        for piece in lost:
+            self._tally.frames_dropped += piece.frame is not None or piece.offset < end
+            self._tally.bytes_dropped += piece.length_bytes
+            log.warning(
+                "dropped segment=%016x offset=%d bytes=%d reason=%s", number, piece.offset, piece.length_bytes,
+                piece.detail or "a record is not intact",
+            )  # fmt: skip
+
+    def _mend(self, state: SegmentState, lost: list[Piece], size_bytes: int) -> bool:
+        """Cut the torn tail off, bury torn frames in the middle, and seal; says whether the seal is durable."""
+        header = state.header
+        try:
+            handle = self._fs.open(
+                self._directory.segment_path(header.number), flags=os.O_RDWR | self._table.direct_flag
+            )
+            try:
+                for piece in lost:
+                    if piece.frame is not None and piece.offset < state.end:
+                        entomb(self._fs, handle, self._page, segment_id=header.identity, offset=piece.offset,
+                               deleted_at=self._clock.wall())  # fmt: skip
+                if size_bytes > state.end:
+                    self._fs.truncate(handle, state.end)
+                page = encode_seal(
+                    segment_id=header.identity,
+                    frames=state.frames,
+                    end=state.end,
+                    sealed_at=self._clock.wall(),
+                )
+                self._page[:] = page
+                write_all(self._fs, handle, [self._page], offset=state.end)
+                self._fs.fdatasync(handle)
+                self._table.weigh(header.number, allocated_bytes=self._fs.fstat(handle).allocated_bytes)
+            finally:
+                self._fs.close(handle)
+        except OSError as error:
+            self._health.count("mend", error)
+            return False
+        return True
+
+    def _drop_if_empty(self, state: SegmentState) -> None:
+        number = state.header.number
+        if state.frames:
+            return
+        try:
+            self._fs.unlink(self._directory.segment_path(number))
+        except OSError as error:
+            self._health.count("unlink", error)
+            return
+        self._table.drop(number)
+        self._change.segments_gone.append(number)
+
+    def _keep(
+        self, state: SegmentState, row: FrameRow, touches: dict[int, tuple[float, str]],
+        stored: tuple[StoredPart, ...] = (),
+    ) -> Iterator[RecoveredFrame]:  # fmt: skip
+        """Count a living frame, and yield it unless its namespace or layout is not known here."""
+        state.frames += 1
+        parts = self._parts(row, stored)
+        if parts is None:
+            self._unknown_in(
+                state.header.number, f"namespace {row.namespace.hex()} or its layout is not known"
+            )
+            return
+        header = FrameHeader(
+            row.namespace,
+            row.kind,
+            row.parent,
+            row.keys,
+            parts,
+            row.retention_class,
+            row.written_at,
+            row.provenance,
+        )
+        touched_at, name = touches.get(row.offset, (row.written_at, row.retention_class))
+        self._tally.frames += 1
+        self._tally.blocks += len(row.keys) // HASH_BYTES
+        self._tally.bytes_kept += row.length_bytes
+        location = FrameLocation(state.header.number, row.offset, row.header_bytes, row.length_bytes)
+        yield RecoveredFrame(header, location, name, touched_at)
+
+    def _parts(self, row: FrameRow, stored: tuple[StoredPart, ...]) -> tuple[Part, ...] | None:
+        key = (row.namespace, stored or row.parts)
+        if key not in self._known_parts:
+            self._known_parts[key] = _resolve(self._namespaces.get(row.namespace), row.parts, stored)
+        return self._known_parts[key]
+
+    def _unknown_in(self, number: int, what: str) -> None:
+        line = f"{SEGMENTS_NAME}/{self._directory.segment_path(number).name}: {what}"
+        if line not in self._tally.unknown:
+            self._tally.unknown.append(line)
+
+
+def _resolve(
+    namespace: Namespace | None, indexes: tuple[int, ...], stored: tuple[StoredPart, ...]
+) -> tuple[Part, ...] | None:
+    """Return the namespace's parts with these indexes, or None when they are not what the frame was written with."""
+    if namespace is None or any(index >= len(namespace.layout.parts) for index in indexes):
+        return None
+    parts = tuple(namespace.layout.parts[index] for index in indexes)
+    if stored and tuple(map(stored_part, parts)) != stored:
+        return None
+    return parts
+
+
+def _row(frame: StoredFrame, offset: int) -> FrameRow:
+    return FrameRow(
+        offset, frame.kind, frame.header_bytes, frame.length_bytes, frame.namespace, frame.parent, frame.keys,
+        tuple(part.index for part in frame.parts), frame.retention_class, frame.written_at, frame.provenance,
+    )  # fmt: skip

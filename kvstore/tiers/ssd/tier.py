@@ -1,0 +1,291 @@
+"""The SSD tier: put together from its writer, readers, index keeper and recovery. No TTL and no policy here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.clock import Clock
+from kvstore.errors import TierUnavailable, UnknownNamespace
+from kvstore.events import Events
+from kvstore.namespace import Namespace
+from kvstore.tiers.base import (
+    FrameLocation,
+    FrameRead,
+    FrameWrite,
+    ReadResult,
+    RecoveredFrame,
+    RecoveryReport,
+    SegmentInfo,
+    TierHealth,
+    TierUsage,
+    TouchNote,
+    WriteResult,
+)
+from kvstore.tiers.fs import FileSystem, aligned_buffer
+from kvstore.tiers.ssd.directory import (
+    PROBE_NAME,
+    DataDirectory,
+    prepare,
+    read_store_id,
+    segment_number,
+    write_namespace,
+    write_store_id,
+)
+from kvstore.tiers.ssd.format import ID_BYTES, FormatError
+from kvstore.tiers.ssd.health import Health
+from kvstore.tiers.ssd.index import INDEX_BYTES_MAX, Index
+from kvstore.tiers.ssd.keeper import IndexKeeper
+from kvstore.tiers.ssd.queue import WriteQueue
+from kvstore.tiers.ssd.reader import Readers
+from kvstore.tiers.ssd.recovery import Recovery
+from kvstore.tiers.ssd.scan import Scanner
+from kvstore.tiers.ssd.segments import SegmentTable
+from kvstore.tiers.ssd.writer import SegmentWriter, WriteLimits
+from kvstore.types import PAGE_BYTES, Fingerprint
+
+log = logging.getLogger(__name__)
+
+SEGMENT_BYTES_MAX = 1 << 30
+READERS = 4
+STOP_SECONDS = 5.0
+"""How long a thread may take to finish what it has at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What works once the directory has been recovered."""
+
+    index: Index
+    keeper: IndexKeeper
+    writer: SegmentWriter
+    keeper_thread: threading.Thread
+    writer_thread: threading.Thread
+
+
+class SsdTier:
+    """Frames in append-only segment files below one directory.
+
+    Threads: one writer, one keeper of the index, a few readers; they start when `recover` is exhausted.
+    Errors: TierUnavailable from the constructor when the directory cannot be used, and from verbs before `recover`.
+    """
+
+    def __init__(
+        self, directory: Path, *, fs: FileSystem, clock: Clock, events: Events, capacity_bytes: int, min_free_bytes: int,
+        queue_bytes_max: int, segment_bytes_max: int = SEGMENT_BYTES_MAX, readers: int = READERS,
+        entropy: Callable[[int], bytes] = os.urandom, index_bytes_max: int = INDEX_BYTES_MAX,
+    ) -> None:  # fmt: skip
+        self._fs, self._clock, self._events, self._entropy = fs, clock, events, entropy
+        self._capacity_bytes = capacity_bytes
+        self._directory = DataDirectory(directory)
+        self._health = Health(clock, events)
+        prepare(fs, self._directory)
+        self._table = SegmentTable(fs, self._directory)
+        self._table.direct_flag = self._probe_direct()
+        self._store = self._own_store_id()
+        self._namespaces: dict[Fingerprint, Namespace] = {}
+        self._register_lock = threading.Lock()
+        self._queue = WriteQueue(bytes_max=queue_bytes_max)
+        self._readers = Readers(fs=fs, table=self._table, events=events, health=self._health, threads=readers)
+        self._limits = WriteLimits(capacity_bytes, min_free_bytes, segment_bytes_max)
+        self._recovery = Recovery(
+            fs=fs, directory=self._directory, table=self._table, store=self._store, clock=clock, health=self._health,
+            index_bytes_max=index_bytes_max, namespaces=self._namespaces,
+        )  # fmt: skip
+        self._running: _Running | None = None
+        self._is_closed = False
+
+    def _probe_direct(self) -> int:
+        """Return O_DIRECT where the file system takes a direct write, else 0."""
+        path = self._directory.root / PROBE_NAME
+        flag = getattr(os, "O_DIRECT", 0)
+        try:
+            handle = self._fs.open(path, flags=os.O_RDWR | os.O_CREAT | flag)
+            try:
+                self._fs.pwritev(handle, [aligned_buffer(PAGE_BYTES)], 0)
+            finally:
+                self._fs.close(handle)
+        except OSError as error:
+            log.warning("direct I/O is not used error=%s", error)
+            flag = 0
+        try:
+            self._fs.unlink(path)
+        except OSError as error:
+            log.debug("probe file stays error=%s", error)
+        if not flag:
+            self._health.note("direct", "buffered I/O: the file system takes no direct I/O")
+        return flag
+
+    def _own_store_id(self) -> bytes:
+        """Return the store's id; one that was lost is taken from the segments, an empty directory gets a new one."""
+        identity = read_store_id(self._fs, self._directory)
+        if identity is not None:
+            return identity
+        found = set(self._store_ids_of_segments())
+        if len(found) > 1:
+            names = ", ".join(sorted(store.hex() for store in found))
+            raise TierUnavailable(
+                f"{self._directory.root}: STORE is missing and the segments are of several stores: {names}"
+            )
+        identity = found.pop() if found else self._entropy(ID_BYTES)
+        write_store_id(self._fs, self._directory, identity=identity, created_at=self._clock.wall())
+        return identity
+
+    def _store_ids_of_segments(self) -> Iterator[bytes]:
+        scanner = Scanner(self._fs)
+        for name in self._fs.listdir(self._directory.segments):
+            if segment_number(name) is None:
+                continue
+            handle = self._fs.open(self._directory.segments / name, flags=os.O_RDONLY)
+            try:
+                yield scanner.header(handle).store
+            except FormatError as error:
+                log.debug("segment tells no store name=%s error=%s", name, error)
+            finally:
+                self._fs.close(handle)
+
+    def register(self, namespace: Namespace) -> None:
+        """Make a namespace durable before any frame of it is written; idempotent.
+
+        Errors: TierUnavailable when it cannot be written.
+        """
+        with self._register_lock:
+            if namespace.fingerprint in self._namespaces:
+                return
+            try:
+                write_namespace(self._fs, self._directory, namespace=namespace)
+            except OSError as error:
+                self._health.write_failed("register", error)
+                raise TierUnavailable(f"namespace {namespace.model!r} cannot be written: {error}") from error
+            self._namespaces[namespace.fingerprint] = namespace
+
+    def write(self, frames: Sequence[FrameWrite]) -> list[Future[WriteResult]]:
+        """Append frames in order; each future resolves when its frame and all before it are durable, or refused.
+
+        A refusal refuses all that follows in the same call: a run is cut at its tail, never in the middle.
+        Errors: InvalidArgument on a frame that does not fit together, UnknownNamespace on one never registered.
+        """
+        self._started()
+        for frame in frames:
+            if frame.header.namespace not in self._namespaces:
+                raise UnknownNamespace(
+                    f"namespace {frame.header.namespace.hex()} is not registered with the ssd tier"
+                )
+        return self._queue.submit(frames, refusal=self._health.read_only_reason)
+
+    def read_into(self, reads: Sequence[FrameRead]) -> list[Future[ReadResult]]:
+        """Read and verify records into the caller's slots."""
+        self._started()
+        return self._readers.submit(reads)
+
+    def annotate(self, notes: Sequence[TouchNote]) -> None:
+        """Remember touches lazily."""
+        self._started().keeper.annotate(notes)
+
+    def delete(self, frames: Sequence[FrameLocation]) -> Future[int]:
+        """Forget frames for good and give their bytes back where the file system can; resolves to bytes freed.
+
+        A frame that cannot be deleted is counted and stays.
+        """
+        return self._started().keeper.delete(frames)
+
+    def unlink(self, segments: Sequence[int]) -> Future[int]:
+        """Remove whole segments; resolves to bytes freed. One that cannot be removed is counted and stays."""
+        return self._started().keeper.unlink(segments)
+
+    def sync_index(self) -> Future[int]:
+        """Commit rows and touches now instead of within a second; resolves to 0."""
+        return self._started().keeper.flush()
+
+    def recover(self) -> Iterator[RecoveredFrame]:
+        """Yield every durable frame once, in write order within a segment, then start the threads; call once."""
+        if self._running is not None or self._is_closed:
+            raise TierUnavailable("the ssd tier has been recovered already, or is closed")
+        yield from self._recovery.frames()
+        self._start()
+
+    def _start(self) -> None:
+        index = self._recovery.index
+        assert index is not None
+        writer = SegmentWriter(
+            fs=self._fs, directory=self._directory, table=self._table, queue=self._queue, clock=self._clock,
+            events=self._events, health=self._health, limits=self._limits, store=self._store,
+            new_id=lambda: self._entropy(ID_BYTES), on_durable=lambda growth: keeper.grow(growth),
+        )  # fmt: skip
+        keeper = IndexKeeper(
+            fs=self._fs, directory=self._directory, table=self._table, index=index, clock=self._clock,
+            health=self._health, release=writer.release,
+        )  # fmt: skip
+        self._running = _Running(
+            index, keeper, writer,
+            self._health.supervised("kvstore-ssd-index", keeper.run),
+            self._health.supervised("kvstore-ssd-write", writer.run),
+        )  # fmt: skip
+        self._running.keeper_thread.start()
+        self._running.writer_thread.start()
+        self._readers.start()
+
+    def _started(self) -> _Running:
+        if self._running is None:
+            raise TierUnavailable("the ssd tier has not been recovered yet")
+        return self._running
+
+    def report(self) -> RecoveryReport:
+        """Return what `recover` found, once it is exhausted."""
+        return self._recovery.report()
+
+    def usage(self) -> TierUsage:
+        """Return the present usage."""
+        try:
+            free = self._fs.free_bytes(self._directory.segments)
+        except OSError as error:
+            self._health.count("stat", error)
+            free = 0
+        written = self._running.writer.written_bytes if self._running is not None else 0
+        return TierUsage(
+            self._capacity_bytes, self._table.used_bytes, free, len(self._table), written, self._queue.bytes
+        )
+
+    def segments(self) -> list[SegmentInfo]:
+        """Return the present segments."""
+        return self._table.infos()
+
+    def healthy(self) -> TierHealth:
+        """Return the present health."""
+        return self._health.state()
+
+    def close(self, *, deadline_seconds: float) -> None:
+        """Drain writes until the deadline, seal, sync and let go; idempotent.
+
+        What is still queued at the deadline is refused. A disk that hangs is left to its threads.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        running = self._running
+        if running is not None:
+            self._queue.drain(timeout_seconds=deadline_seconds)
+        self._queue.close("closing")
+        self._readers.close()
+        if running is not None:
+            self._stop(running)
+        elif self._recovery.index is not None:
+            self._recovery.index.close()
+
+    def _stop(self, running: _Running) -> None:
+        running.writer_thread.join(STOP_SECONDS)
+        if not running.writer_thread.is_alive():
+            running.writer.seal_all()
+        running.keeper.close()
+        running.keeper_thread.join(STOP_SECONDS)
+        has_ended = self._readers.join(timeout_seconds=STOP_SECONDS)
+        if running.keeper_thread.is_alive() or not has_ended:
+            log.error("ssd threads hang and are left behind")
+            return
+        running.index.close()
+        self._table.close()
