@@ -10,10 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from kvstore.cli.checks import mount_of
+from kvstore.machine import Mount
 
 PACKAGES = ("grpcio", "protobuf", "numpy", "xxhash", "lmdb")
-MOUNTS = Path("/proc/self/mountinfo")
 
 
 def describe(directory: Path, shared_memory: Path) -> dict[str, Any]:
@@ -26,7 +25,7 @@ def describe(directory: Path, shared_memory: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},
         "disk": place(directory),
-        "shared_memory": place(shared_memory) | {"huge_pages": has_huge_pages(shared_memory)},
+        "shared_memory": place(shared_memory) | {"huge_pages": str(Mount.of(shared_memory).huge_pages)},
         "fio": fio_version(),
         "load_average": round(os.getloadavg()[0], 2),
     }
@@ -50,18 +49,8 @@ def package_version(name: str) -> str | None:
 
 def place(directory: Path) -> dict[str, Any]:
     """Return the file system that holds a directory, and its free bytes."""
-    mount = mount_of(directory, MOUNTS)
-    usage = os.statvfs(directory)
-    return {"mount": mount.point, "file_system": mount.kind, "free_bytes": usage.f_frsize * usage.f_bavail}
-
-
-def has_huge_pages(shared_memory: Path) -> bool:
-    """Return whether memory of this mount comes in huge pages."""
-    mount = mount_of(shared_memory, MOUNTS)
-    if mount.kind == "hugetlbfs" or {"huge=always", "huge=within_size"} & set(mount.options):
-        return True
-    switch = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-    return switch.exists() and any(f"[{mode}]" in switch.read_text() for mode in ("always", "force"))
+    mount = Mount.of(directory)
+    return {"mount": mount.point, "file_system": mount.kind, "free_bytes": mount.free_bytes}
 
 
 def fio_version() -> str | None:

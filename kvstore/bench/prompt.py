@@ -88,7 +88,7 @@ class Prompt:
         put = self.namespace.put(
             self.namespace.root,
             self.keys,
-            source,  # type: ignore[arg-type]
+            source,
             ack=ack,
             retention_class=retention_class,
             deadline_seconds=DEADLINE_SECONDS,
@@ -102,7 +102,7 @@ class Prompt:
 
         Errors: TierUnavailable when not all of it came.
         """
-        fetched = self.namespace.get(self.keys, into, verify=verify, deadline_seconds=DEADLINE_SECONDS)  # type: ignore[arg-type]
+        fetched = self.namespace.get(self.keys, into, verify=verify, deadline_seconds=DEADLINE_SECONDS)
         if fetched.blocks < self.blocks:
             raise TierUnavailable(f"{fetched.blocks} of {self.blocks} blocks came back: {fetched.reason}")
 

@@ -27,48 +27,39 @@ from kvstore.cli.output import (
 )
 from kvstore.errors import InvalidArgument, KVStoreError
 
+NamesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME...",
+        help=f"Groups to run: {', '.join(GROUPS)}. Without one, all.",
+        show_default=False,
+    ),
+]
+FileOption = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the result there; - is stdout.", show_default=False),
+]
+QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer rounds: under a minute, wider spread.")]
+RoundsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--rounds", metavar="N", min=1, max=1000, help=f"Rounds of each row; {ROUNDS} unless given."
+    ),
+]
+DirectoryOption = Annotated[
+    Path | None,
+    typer.Option("--directory", metavar="DIR", help="On the disk to measure; else the temporary directory."),
+]
+MemoryOption = Annotated[Path, typer.Option("--shared-memory", metavar="DIR", help="Mount of the arena.")]
+
 
 def bench(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME...",
-            help=f"Groups to run: {', '.join(GROUPS)}. Without one, all.",
-            show_default=False,
-        ),
-    ] = None,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", metavar="FILE", help="Write the result there; - is stdout.", show_default=False
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer rounds and bytes: under a minute, wider spread.")
-    ] = False,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            "--rounds",
-            metavar="N",
-            min=1,
-            max=1000,
-            help=f"Rounds of each row; {ROUNDS} unless given.",
-            show_default=False,
-        ),
-    ] = None,
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            "--directory",
-            metavar="DIR",
-            help="On the disk to measure; else the temporary directory.",
-            show_default=False,
-        ),
-    ] = None,
-    shared_memory: Annotated[
-        Path, typer.Option("--shared-memory", metavar="DIR", help="Mount of the arena.")
-    ] = Path("/dev/shm"),
+    names: NamesArgument = None,
+    json_file: FileOption = None,
+    quick: QuickOption = False,
+    rounds: RoundsOption = None,
+    directory: DirectoryOption = None,
+    shared_memory: MemoryOption = Path("/dev/shm"),
 ) -> None:
     """Measure the store against honest baselines on this machine.
 
@@ -90,20 +81,25 @@ def bench(
         if not path.is_dir():
             raise InvalidArgument(f"bench: {path} is no directory")
     machine = describe(disk, shared_memory)
+    done = _run(chosen, rounds or (ROUNDS_QUICK if quick else ROUNDS), quick, disk, shared_memory)
+    document = {"machine": machine, "rows": [row.to_plain() for row in done]}
+    _deliver(document, done, json_file)
+    raise typer.Exit(EXIT_PROBLEM if any(row.value is None for row in done) else EXIT_FINE)
+
+
+def _run(chosen: Sequence[Group], rounds: int, quick: bool, disk: Path, memory: Path) -> list[Row]:
+    done: list[Row] = []
     with progress("bench", total=sum(len(group.rows) for group in chosen)) as bar:
-        done: list[Row] = []
         context = Bench(
-            rounds=rounds or (ROUNDS_QUICK if quick else ROUNDS),
+            rounds=rounds,
             is_quick=quick,
             directory=disk,
-            shared_memory=shared_memory,
+            shared_memory=memory,
             tell=lambda text: bar.to(len(done), label=text),
         )
         for group in chosen:
             measure(group, context, done.append)
-    document = {"machine": machine, "rows": [row.to_plain() for row in done]}
-    _deliver(document, done, json_file)
-    raise typer.Exit(EXIT_PROBLEM if any(row.value is None for row in done) else EXIT_FINE)
+    return done
 
 
 def choose(names: Sequence[str]) -> list[Group]:
@@ -166,7 +162,7 @@ def _machine_line(machine: dict[str, Any]) -> str:
         f"Linux {machine['kernel']}",
         f"Python {machine['python']}",
         f"disk {disk['file_system']} on {disk['mount']}",
-        f"arena in {'huge' if memory['huge_pages'] else '4 KiB'} pages",
+        f"arena on {memory['mount']} (huge={memory['huge_pages']})",
         f"load {machine['load_average']}",
     )
     return ", ".join(words)

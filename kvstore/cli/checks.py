@@ -17,12 +17,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from kvstore.cli.output import bytes_text
+from kvstore.machine import HugePages, Machine, Mount, shmem_enabled
 from kvstore.types import PAGE_BYTES
 
 MIB = 1 << 20
 GIB = 1 << 30
-ARENA_BYTES_MIN = 256 * MIB
-FREE_BYTES_MIN = 2 * GIB
+ARENA_BYTES_MIN = 64 * MIB
+FREE_BYTES_MIN = 4 * GIB
+"""The daemon keeps 2 GiB free by default; less than as much again is not worth having."""
 SOCKET_PATH_BYTES_MAX = 107
 OPEN_FILES_MIN = 1024
 EARLIEST_WALL = 1_735_689_600.0
@@ -71,8 +73,6 @@ class Place:
     data: Path
     shared_memory: Path
     address: str
-    mounts: Path = Path("/proc/self/mountinfo")
-    cgroup: Path = Path("/sys/fs/cgroup")
 
     @property
     def existing_data(self) -> Path:
@@ -80,92 +80,61 @@ class Place:
         return next(path for path in (self.data, *self.data.parents) if path.exists())
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """The mount that holds a path."""
-
-    point: str
-    kind: str
-    options: tuple[str, ...]
-
-
-def mount_of(path: Path, table: Path) -> Mount:
-    """Return the mount that holds `path`: the last one with the longest mount point."""
-    wanted = path.resolve()
-    best = Mount("/", "unknown", ())
-    for line in table.read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        fields, kind = left.split(), right.split()
-        point = fields[4].replace("\\040", " ")
-        if wanted.is_relative_to(point) and len(point) >= len(best.point):
-            best = Mount(point, kind[0], (*fields[5].split(","), *kind[2].split(",")))
-    return best
-
-
 def shared_memory(place: Place) -> Finding:
     """Is there room for an arena worth having?"""
     check = "shared memory"
     try:
-        usage = os.statvfs(place.shared_memory)
+        mount = Mount.of(place.shared_memory)
     except OSError as error:
-        advice = "mount a tmpfs there (`mount -t tmpfs tmpfs DIR`) and point host.directory at it"
+        advice = "mount a tmpfs there (`mount -t tmpfs tmpfs DIR`), or point host.directory at one"
         return Finding(check, Level.PROBLEM, f"{place.shared_memory}: {error.strerror}", advice)
-    total, free = usage.f_frsize * usage.f_blocks, usage.f_frsize * usage.f_bavail
-    found = f"{place.shared_memory}: {bytes_text(free)} free of {bytes_text(total)}"
-    if free < ARENA_BYTES_MIN:
+    found = f"{place.shared_memory}: {bytes_text(mount.free_bytes)} free of {bytes_text(mount.total_bytes)}"
+    if not os.access(place.shared_memory, os.W_OK):
+        return Finding(check, Level.PROBLEM, found + ", not writable", "give this user write access to it")
+    if mount.free_bytes < ARENA_BYTES_MIN:
         advice = (
             f"the arena is allocated in full at start and needs {bytes_text(ARENA_BYTES_MIN)} at least: in "
             "Docker `--shm-size 16g`, in Kubernetes an emptyDir of medium Memory, else "
-            "`mount -o remount,size=16g /dev/shm`"
+            f"`mount -o remount,size=16g {mount.point}`"
         )
         return Finding(check, Level.PROBLEM, found, advice)
-    if not os.access(place.shared_memory, os.W_OK):
-        return Finding(check, Level.PROBLEM, found + ", not writable", "give this user write access to it")
+    if not mount.is_memory:
+        advice = f"{mount.kind} writes every page to disk too: point host.directory at a tmpfs"
+        return Finding(check, Level.NOTE, f"{found}, {mount.kind}", advice)
     return Finding(check, Level.OK, found)
 
 
 def huge_pages(place: Place) -> Finding:
     """Does the arena's mount give huge pages? SSD reads into them are about 1.4x faster."""
     check = "huge pages"
-    mount = mount_of(place.shared_memory, place.mounts)
-    mode = next((option for option in mount.options if option.startswith("huge=")), "")
-    if mount.kind == "hugetlbfs" or mode in ("huge=always", "huge=within_size"):
-        return Finding(check, Level.OK, f"{mount.point} is mounted with {mode or mount.kind}")
-    switch = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-    enabled = switch.read_text() if switch.exists() else ""
-    if "[always]" in enabled or "[force]" in enabled or "[within_size]" in enabled:
-        return Finding(
-            check, Level.OK, f"{mount.point}: the kernel gives shared memory huge pages by default"
+    mount, policy = Mount.of(place.shared_memory), shmem_enabled()
+    if mount.kind == "hugetlbfs" or policy == "force":
+        return Finding(check, Level.OK, f"{mount.point} gives huge pages")
+    if policy == "deny":
+        advice = (
+            "`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`: SSD reads up to 1.4x faster"
         )
-    advice = (
-        "optional, reads from SSD become up to 1.4x faster: `mount -t tmpfs -o huge=always,size=16g "
-        "tmpfs DIR` and point host.directory at it"
-    )
+        return Finding(check, Level.NOTE, "the kernel denies huge pages in shared memory", advice)
+    if mount.huge_pages in (HugePages.ALWAYS, HugePages.WITHIN_SIZE):
+        return Finding(check, Level.OK, f"{mount.point} is mounted with huge={mount.huge_pages}")
+    advice = f"the daemon makes them in the background; `mount -o remount,huge=always {mount.point}` at once"
     return Finding(check, Level.NOTE, f"{mount.point} gives 4 KiB pages", advice)
 
 
 def memory_limit(place: Place) -> Finding:
     """Does a container limit leave room? An arena counts against it."""
     check = "memory limit"
-    limit = cgroup_limit(place.cgroup)
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if limit is None or limit >= machine:
-        return Finding(check, Level.OK, f"no container limit below the machine's {bytes_text(machine)}")
-    found = f"the container may use {bytes_text(limit)} of the machine's {bytes_text(machine)}"
-    if limit < 2 * ARENA_BYTES_MIN:
-        advice = f"raise the limit to {bytes_text(2 * ARENA_BYTES_MIN)} at least; the arena counts against it"
+    machine = Machine.read()
+    found = (
+        f"{bytes_text(machine.memory_room_bytes)} left of {bytes_text(machine.memory_limit_bytes)} "
+        f"({machine.limit_source})"
+    )
+    if machine.memory_room_bytes < 2 * ARENA_BYTES_MIN:
+        advice = (
+            f"the arena counts against it: raise the limit, {bytes_text(2 * ARENA_BYTES_MIN)} must be left"
+        )
         return Finding(check, Level.PROBLEM, found, advice)
-    return Finding(check, Level.OK, found + "; the arena counts against it and is sized from it")
-
-
-def cgroup_limit(root: Path) -> int | None:
-    """Return the memory limit of this process's container in bytes, or None where there is none."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        path = root / name
-        if path.exists():
-            text = path.read_text().strip()
-            return int(text) if text.isdigit() and int(text) < 1 << 60 else None
-    return None
+    return Finding(check, Level.OK, found)
 
 
 def data_directory(place: Place) -> Finding:
@@ -195,7 +164,7 @@ def free_space(place: Place) -> Finding:
 def file_system(place: Place) -> Finding:
     """Is the index (LMDB) on a local disk? Over a network its locks and its mapping are not safe."""
     check = "index file system"
-    mount = mount_of(place.existing_data, place.mounts)
+    mount = Mount.of(place.existing_data)
     found = f"{place.existing_data} is on {mount.kind} ({mount.point})"
     if mount.kind.startswith(NETWORK_FILE_SYSTEMS):
         advice = (

@@ -10,28 +10,24 @@ from pathlib import Path
 import pytest
 
 from kvstore.cli import checks
-from kvstore.cli.checks import MACHINE_CHECKS, Level, Place, cgroup_limit, examine, mount_of
+from kvstore.cli.checks import MACHINE_CHECKS, Level, Place, examine
+from kvstore.machine import Machine, Mount
 
-MOUNTS = """\
-22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
-30 22 0:25 / /dev/shm rw,relatime - tmpfs tmpfs rw,size=16g
-31 22 0:26 / /huge rw,relatime - tmpfs tmpfs rw,huge=always
-32 22 0:27 / /net\\040work rw,relatime - nfs4 server:/x rw,vers=4.2
-33 22 0:28 / /layer rw,relatime - overlay overlay rw
-"""
+GIB = 1 << 30
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(MOUNTS)
     return Place(
         data=tmp_path / "data",
         shared_memory=tmp_path,
         address=f"unix:{tmp_path / 'run' / 'kvstore.sock'}",
-        mounts=mounts,
-        cgroup=tmp_path / "cgroup",
     )
+
+
+def mounted(monkeypatch: pytest.MonkeyPatch, kind: str, *options: str, free_bytes: int = GIB) -> None:
+    mount = Mount("/point", kind, options, 16 * GIB, free_bytes)
+    monkeypatch.setattr(Mount, "of", staticmethod(lambda path: mount))
 
 
 def test_every_check_answers_here(place: Place) -> None:
@@ -47,33 +43,26 @@ def test_nothing_is_left_behind(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/", "ext4"), ("/dev/shm/x", "tmpfs"), ("/net work/a", "nfs4"), ("/devices", "ext4")],
-)
-def test_the_mount_of_a_path(path: str, kind: str, place: Place) -> None:
-    assert mount_of(Path(path), place.mounts).kind == kind
-
-
-@pytest.mark.parametrize(
-    ("data", "level"),
-    [("/var", Level.OK), ("/net work/kv", Level.PROBLEM), ("/layer/kv", Level.NOTE)],
+    ("kind", "level"), [("ext4", Level.OK), ("nfs4", Level.PROBLEM), ("overlay", Level.NOTE)]
 )
 def test_the_index_wants_a_local_disk(
-    data: str, level: Level, place: Place, monkeypatch: pytest.MonkeyPatch
+    kind: str, level: Level, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Place, "existing_data", property(lambda self: self.data))
-    finding = checks.file_system(dataclasses.replace(place, data=Path(data)))
-    assert finding.level is level
+    mounted(monkeypatch, kind)
+    assert checks.file_system(place).level is level
 
 
 def test_a_small_dev_shm_is_a_problem(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.statvfs(place.shared_memory)
-    small = os.statvfs_result((4096, 4096, 16384, 16384, 16384, *tuple(real)[5:]))
-    monkeypatch.setattr("os.statvfs", lambda _: small)
+    mounted(monkeypatch, "tmpfs", free_bytes=63 << 20)
     finding = checks.shared_memory(place)
     assert finding.level is Level.PROBLEM
-    assert "64.0 MiB free" in finding.found
+    assert "63.0 MiB free of 16.0 GiB" in finding.found
     assert "--shm-size" in finding.advice
+
+
+def test_an_arena_on_a_disk_is_worth_a_note(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted(monkeypatch, "ext4")
+    assert checks.shared_memory(place).level is Level.NOTE
 
 
 def test_no_shared_memory_at_all(place: Place) -> None:
@@ -82,32 +71,36 @@ def test_no_shared_memory_at_all(place: Place) -> None:
     assert any(f.check == "huge pages" for f in examine(gone))
 
 
-def test_huge_pages(place: Place) -> None:
-    huge = dataclasses.replace(place, shared_memory=Path("/huge"))
-    assert checks.huge_pages(huge).level is Level.OK
-
-
 @pytest.mark.parametrize(
-    ("name", "text", "limit"),
+    ("option", "policy", "level"),
     [
-        ("memory.max", "max\n", None),
-        ("memory.max", "536870912\n", 536870912),
-        ("memory/memory.limit_in_bytes", "9223372036854771712\n", None),
-        ("memory/memory.limit_in_bytes", "1073741824\n", 1073741824),
+        ("huge=always", "never", Level.OK),
+        ("huge=never", "never", Level.NOTE),
+        ("huge=never", "force", Level.OK),
+        ("huge=always", "deny", Level.NOTE),
     ],
 )
-def test_container_limits(name: str, text: str, limit: int | None, tmp_path: Path) -> None:
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text(text)
-    assert cgroup_limit(tmp_path) == limit
+def test_huge_pages(
+    option: str, policy: str, level: Level, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted(monkeypatch, "tmpfs", option)
+    monkeypatch.setattr(checks, "shmem_enabled", lambda: policy)
+    assert checks.huge_pages(place).level is level
 
 
-def test_a_tight_container_is_a_problem(place: Place) -> None:
-    place.cgroup.mkdir()
-    (place.cgroup / "memory.max").write_text(str(300 << 20))
+def test_a_tight_container_is_a_problem(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(512 << 20, 100 << 20, "control group /sys/fs/cgroup")
+    monkeypatch.setattr(Machine, "read", staticmethod(lambda: machine))
     finding = checks.memory_limit(place)
     assert finding.level is Level.PROBLEM
-    assert "300.0 MiB" in finding.found
+    assert "100.0 MiB left of 512.0 MiB (control group" in finding.found
+
+
+def test_a_full_disk_is_a_problem(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tuple(os.statvfs(place.existing_data))
+    full = os.statvfs_result((4096, 4096, GIB, 1000, 1000, *real[5:]))
+    monkeypatch.setattr("os.statvfs", lambda _: full)
+    assert checks.free_space(place).level is Level.PROBLEM
 
 
 def test_data_from_the_future(place: Place) -> None:
