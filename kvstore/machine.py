@@ -1,8 +1,9 @@
-"""What the machine and its container allow: memory limits and what is left of them, mounts and their huge pages."""
+"""What the machine and its container allow: memory and what is left of it, mounts and their huge pages."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,7 +24,7 @@ class HugePages(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Memory as this process may use it. `limit_source` names what sets the limit: MemTotal or a control group."""
+    """Memory as this process may use it; `limit_source` names what limits it: MemTotal or a control group."""
 
     memory_limit_bytes: int
     memory_room_bytes: int
@@ -33,7 +34,7 @@ class Machine:
     def read(root: Path = Path("/")) -> Machine:
         """Read /proc and the control groups (versions 1 and 2) below `root`.
 
-        `memory_room_bytes` is what can still be allocated: of the machine, and of every group that holds this process;
+        `memory_room_bytes` is what can still be allocated on the machine and in every group of this process;
         page cache that the kernel would drop counts as room.
         """
         info = _meminfo(root)
@@ -90,7 +91,7 @@ class Mount:
 
 
 def shmem_enabled(root: Path = Path("/")) -> str:
-    """Return the kernel's policy for shared memory: `deny` and `force` overrule every mount; empty where unknown."""
+    """Return the kernel's policy for shared memory (`deny` and `force` overrule mounts); empty if unknown."""
     try:
         text = (root / "sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text()
     except OSError:
@@ -153,7 +154,7 @@ def _memory_groups(root: Path) -> Iterator[_MemoryGroup]:
 
 
 def _groups_below(mount: Path, path: str, mount_root: str, version: int) -> Iterator[_MemoryGroup]:
-    # Inside a container the mount may show a subtree only: its root is then a prefix of our path, or unrelated to it.
+    # Inside a container the mount may show a subtree: its root is then a prefix of our path, or unrelated.
     inner = path.removeprefix(mount_root) if mount_root != "/" else path
     directory = mount / inner.lstrip("/")
     if not directory.is_dir():
@@ -173,7 +174,7 @@ def _mount_lines(root: Path) -> list[_MountLine]:
         if len(fields) < 5 or not tail:
             continue
         options = tail[2].split(",") if len(tail) > 2 else []
-        point = fields[4].encode().decode("unicode_escape")  # blanks come as \040
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])  # a blank is \040
         found.append(_MountLine(fields[3], point, tail[0], tuple(options)))
     return found
 
