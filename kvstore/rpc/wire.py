@@ -24,7 +24,7 @@ from kvstore.errors import LayoutMismatch
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 from kvstore.rpc.enums import MATCH_MODE, MISS_REASON, RELEASE_OUTCOME, TIER
-from kvstore.rpc.packing import fingerprint_of, hash_of, keys_of, seconds_of, text_of
+from kvstore.rpc.packing import fingerprint_of, hash_of, keys_of, seconds_of, text_of, u32_to_wire
 from kvstore.rpc.status import error_from_call, error_from_wire, error_metadata, error_to_wire, status_of
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.rpc.wire_extent import (
@@ -62,8 +62,8 @@ __all__ = [
     "parts_from_wire", "prefetch_answer_from_wire", "prefetch_answer_to_wire", "progress_from_wire",
     "progress_to_wire", "put_header_from_wire", "put_header_to_wire", "release_from_wire",
     "release_to_wire", "releases_from_wire", "reserve_answer_from_wire", "reserve_answer_to_wire",
-    "reserve_from_wire", "reserve_to_wire", "root_from_wire", "run_info_from_wire", "run_info_to_wire", "seconds_of",
-    "status_of", "text_of",
+    "reserve_from_wire", "reserve_to_wire", "root_from_wire", "run_info_from_wire", "run_info_to_wire",
+    "seconds_of", "status_of", "text_of", "u32_to_wire",
 ]  # fmt: skip
 
 

@@ -1,0 +1,48 @@
+"""The one place where errors become misses: what the daemon's absence or load costs is a recompute, never a failure."""
+
+from __future__ import annotations
+
+from kvstore.errors import (
+    DeadlineExceeded,
+    KVStoreError,
+    LeaseExpired,
+    Overloaded,
+    ShuttingDown,
+    TierUnavailable,
+)
+from kvstore.events import Events
+from kvstore.types import MissReason
+
+FALLBACKS = "kvstore_client_fallbacks_total"
+
+
+class BreakerOpen(TierUnavailable):
+    """The daemon failed to answer so often that it is not asked."""
+
+
+# Narrow before wide. What is missing here is a mistake of the caller's, and is raised.
+_REASONS: tuple[tuple[type[KVStoreError], MissReason], ...] = (
+    (BreakerOpen, MissReason.BREAKER_OPEN),
+    (DeadlineExceeded, MissReason.DEADLINE),
+    (Overloaded, MissReason.THROTTLED),
+    (TierUnavailable, MissReason.DAEMON_GONE),
+    (ShuttingDown, MissReason.DAEMON_GONE),
+    (LeaseExpired, MissReason.EVICTED),
+)
+
+
+def miss_reason(error: KVStoreError) -> MissReason | None:
+    """Return the reason of the miss that an error becomes, None for one that must be raised."""
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
+
+
+def fall_back(error: KVStoreError, events: Events) -> MissReason:
+    """Return the reason of the miss, and count it.
+
+    Errors: the error itself when it is no miss.
+    """
+    reason = miss_reason(error)
+    if reason is None:
+        raise error
+    events.add(FALLBACKS, reason=reason)
+    return reason

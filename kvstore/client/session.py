@@ -1,0 +1,194 @@
+"""One session stream: requests out of a queue, replies to whoever asked, progress to whoever listens.
+
+Knows request ids and the end of the stream; not what the verbs mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import grpc
+
+from kvstore.errors import DeadlineExceeded, KVStoreError, Overloaded, TierUnavailable
+from kvstore.rpc.stubs import DataStub
+from kvstore.rpc.v1 import data_pb2 as pb
+from kvstore.rpc.wire import error_from_call, error_from_wire
+
+_log = logging.getLogger(__name__)
+
+Outcome = pb.SessionReply | KVStoreError
+"""What becomes of a request: its reply, the daemon's error, or the session's end."""
+OnReply = Callable[[Outcome], None]
+OnProgress = Callable[[pb.ProgressEvent | None], None]
+"""Hears each progress event of its request, and None when the session ends first."""
+
+
+class Session:
+    """A live stream to the daemon.
+
+    `on_orphan` gets each reply that nobody waits for any more, so that what it carries can be given back;
+    `on_end` hears once that the stream is over.
+    Threads: any may submit. Callbacks run on the reader thread: they must be short and must not wait for a reply.
+    """
+
+    def __init__(
+        self,
+        stub: DataStub,
+        *,
+        metadata: tuple[tuple[str, str], ...] = (),
+        requests_max: int,
+        on_orphan: Callable[[pb.SessionReply], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.boot_id = 0
+        self._requests_max = requests_max
+        self._on_orphan = on_orphan
+        self._on_end = on_end
+        self._outgoing: SimpleQueue[pb.SessionRequest | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._number = 0
+        self._waiting: dict[int, OnReply | None] = {}
+        self._listening: dict[int, OnProgress] = {}
+        self._end: KVStoreError | None = None
+        self._call = stub.Session(iter(self._outgoing.get, None), metadata=metadata or None)
+        self._reader = threading.Thread(target=self._read, name="kvstore-session", daemon=True)
+        self._reader.start()
+
+    def submit(
+        self, request: pb.SessionRequest, on_reply: OnReply, *, on_progress: OnProgress | None = None
+    ) -> int:
+        """Send a request and return its number; `on_reply` is called exactly once unless the request is abandoned.
+
+        Errors: Overloaded when too many requests are unanswered; TierUnavailable when the session is over.
+        """
+        with self._lock:
+            if self._end is not None:
+                raise TierUnavailable(f"session: over: {self._end}")
+            if len(self._waiting) >= self._requests_max:
+                raise Overloaded(f"session: {self._requests_max} requests are unanswered, the limit")
+            self._number += 1
+            number = request.request_id = self._number
+            self._waiting[number] = on_reply
+            if on_progress is not None:
+                self._listening[number] = on_progress
+            self._outgoing.put(request)
+        return number
+
+    def ask(
+        self, request: pb.SessionRequest, seconds: float, *, on_progress: OnProgress | None = None
+    ) -> pb.SessionReply:
+        """Send a request and wait for its reply.
+
+        Errors: DeadlineExceeded after `seconds`; what the daemon says; TierUnavailable when the session ends.
+        """
+        waiter = _Waiter()
+        number = self.submit(request, waiter.put, on_progress=on_progress)
+        if not waiter.arrived.wait(seconds) and self.abandon(number):
+            verb = request.WhichOneof("verb")
+            raise DeadlineExceeded(f"{verb}: no answer from the daemon within {seconds:.3f} s")
+        return waiter.take()
+
+    def tell(self, request: pb.SessionRequest) -> None:
+        """Send a one-way message; when the session is over it is dropped, and so is all that it could end."""
+        with self._lock:
+            if self._end is None:
+                self._outgoing.put(request)
+
+    def abandon(self, number: int) -> bool:
+        """Stop waiting for a reply; False when it has been delivered. A late one goes to `on_orphan`."""
+        with self._lock:
+            if number not in self._waiting:
+                return False
+            self._waiting[number] = None
+            self._listening.pop(number, None)
+            return True
+
+    def forget(self, number: int) -> None:
+        """Stop listening to the progress of a request."""
+        with self._lock:
+            self._listening.pop(number, None)
+
+    @property
+    def end(self) -> KVStoreError | None:
+        """Why the session is over, None while it lives."""
+        return self._end
+
+    def close(self) -> None:
+        """End the stream; everybody who waits hears of it."""
+        self._finish(TierUnavailable("session: closed by this client"))
+        self._call.cancel()
+
+    def _read(self) -> None:
+        error: KVStoreError = TierUnavailable("session: the daemon ended it")
+        try:
+            for reply in self._call:
+                if self.boot_id and reply.boot_id != self.boot_id:
+                    error = TierUnavailable("session: another daemon answers on this stream")
+                    break
+                self._deliver(reply)
+        except grpc.RpcError as broken:
+            error = error_from_call(broken)
+        except Exception as broken:
+            _log.exception("session reader failed")
+            error = TierUnavailable(f"session: the reader failed: {broken}")
+        self._finish(error)
+
+    def _deliver(self, reply: pb.SessionReply) -> None:
+        number, kind = reply.request_id, reply.WhichOneof("answer")
+        if kind == "progress":
+            with self._lock:
+                listener = self._listening.get(number)
+                if reply.progress.done:
+                    self._listening.pop(number, None)
+            if listener is not None:
+                listener(reply.progress)
+            return
+        with self._lock:
+            known = number in self._waiting
+            on_reply = self._waiting.pop(number, None)
+            if not (kind == "match" and reply.match.lease and not reply.match.ready):
+                self._listening.pop(number, None)
+        if on_reply is not None:
+            on_reply(error_from_wire(reply.error) if kind == "error" else reply)
+        elif known:
+            self._on_orphan(reply)
+
+    def _finish(self, error: KVStoreError) -> None:
+        with self._lock:
+            if self._end is not None:
+                return
+            self._end = error
+            waiting = [on_reply for on_reply in self._waiting.values() if on_reply is not None]
+            listening = list(self._listening.values())
+            self._waiting.clear()
+            self._listening.clear()
+        self._outgoing.put(None)
+        for on_reply in waiting:
+            on_reply(error)
+        for listener in listening:
+            listener(None)
+        self._on_end()
+
+
+class _Waiter:
+    """Where a blocking caller waits for its outcome."""
+
+    __slots__ = ("_outcome", "arrived")
+
+    def __init__(self) -> None:
+        self.arrived = threading.Event()
+        self._outcome: Outcome | None = None
+
+    def put(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self.arrived.set()
+
+    def take(self) -> pb.SessionReply:
+        self.arrived.wait()
+        assert self._outcome is not None
+        if isinstance(self._outcome, KVStoreError):
+            raise self._outcome
+        return self._outcome
