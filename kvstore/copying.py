@@ -33,8 +33,8 @@ SPLIT_BYTES_MIN = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
 Buffer = Bytes | Sequence[Bytes]
-"""Blocks of one part: an array [blocks, bytes_max], or one [blocks, length] for each segment, or for each of some
-finer layer ranges, in order; every segment must begin with an array. Rows may be strided."""
+"""Blocks of one part: an array [blocks, bytes_max], or one [blocks, length] for each segment, or for each of
+some finer layer ranges, in order; every segment must begin with an array. Rows may be strided."""
 
 _Pieces = Iterator[tuple[Bytes, ...]]
 _Block = Bytes | tuple[Bytes, ...]
