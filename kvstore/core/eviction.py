@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 from typing import Protocol
 
 from kvstore.core.frames import Node
@@ -30,6 +31,10 @@ class EvictionPolicy(Protocol):
 
     def victims(self) -> Iterator[Node]:
         """Yield nodes in the order in which they should leave; callers may remove the one they were given."""
+        ...
+
+    def nodes(self) -> list[Node]:
+        """Return all known nodes."""
         ...
 
     def __contains__(self, node: object) -> bool:
@@ -68,7 +73,15 @@ class ExactLru:
 
     def victims(self) -> Iterator[Node]:
         """Yield the least recent first."""
-        yield from list(self._order)
+        kept = 0
+        while batch := list(islice(self._order, kept, kept + 32)):
+            for node in batch:
+                yield node
+                kept += node in self._order
+
+    def nodes(self) -> list[Node]:
+        """Return all known nodes, least recent first."""
+        return list(self._order)
 
     def __contains__(self, node: object) -> bool:
         return node in self._order
@@ -96,7 +109,8 @@ class S3Fifo:
         """Queue a newcomer in small, one that left small not long ago in main."""
         if node in self:
             return
-        if self._ghosts.pop(node.head, 0) is None:
+        if node.head in self._ghosts:
+            del self._ghosts[node.head]
             self._main[node] = 0
         else:
             self._small[node] = 0
@@ -139,6 +153,10 @@ class S3Fifo:
                 yield node
                 if node in queue:
                     queue.move_to_end(node)
+
+    def nodes(self) -> list[Node]:
+        """Return all known nodes, small queue first."""
+        return [*self._small, *self._main]
 
     def __contains__(self, node: object) -> bool:
         return node in self._small or node in self._main

@@ -8,7 +8,8 @@ so nodes may split and merge at any time without moving data.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +43,37 @@ class Frame:
     """A run of blocks as written together: keys, parts, and their place in host memory and on SSD."""
 
     __slots__ = (
-        "count", "dead", "fingerprint", "holds", "host", "keys", "kind", "loads", "location", "nodes", "parent",
-        "parts", "provenance", "queued", "retention_class", "waiters", "written_at",
-    )  # fmt: skip
+        "count",
+        "dead",
+        "fingerprint",
+        "holds",
+        "host",
+        "keys",
+        "kind",
+        "loads",
+        "location",
+        "nodes",
+        "parent",
+        "parts",
+        "provenance",
+        "queued",
+        "retention_class",
+        "waiters",
+        "written_at",
+    )
 
     def __init__(
-        self, *, fingerprint: Fingerprint, kind: FrameKind, parent: BlockHash, keys: bytes, parts: tuple[Part, ...],
-        retention_class: str, written_at: float, provenance: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        fingerprint: Fingerprint,
+        kind: FrameKind,
+        parent: BlockHash,
+        keys: bytes,
+        parts: tuple[Part, ...],
+        retention_class: str,
+        written_at: float,
+        provenance: int = 0,
+    ) -> None:
         self.fingerprint = fingerprint
         self.kind = kind
         self.parent = parent
@@ -91,7 +115,8 @@ class Frame:
         return self.host
 
 
-class Slice(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Slice:
     """Blocks [start, start + count) of a frame."""
 
     frame: Frame
@@ -113,7 +138,15 @@ class Node:
 
     __slots__ = ("children", "count", "loose", "parent", "parent_hash", "retention_class", "since", "slices")
 
-    def __init__(self, slices: list[Slice], *, parent_hash: BlockHash, retention_class: str, since: float, loose: bool = False) -> None:
+    def __init__(
+        self,
+        slices: list[Slice],
+        *,
+        parent_hash: BlockHash,
+        retention_class: str,
+        since: float,
+        loose: bool = False,
+    ) -> None:
         self.slices = slices
         self.count = sum(s.count for s in slices)
         self.parent: Node | None = None

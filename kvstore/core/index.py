@@ -18,7 +18,9 @@ Step = tuple[Node, int]
 class RunIndex:
     """Runs of one namespace by content; `on_join(kept, gone)` and `on_split(head, tail)` tell a policy about nodes."""
 
-    def __init__(self, *, on_split: Callable[[Node, Node], None], on_join: Callable[[Node, Node], None]) -> None:
+    def __init__(
+        self, *, on_split: Callable[[Node, Node], None], on_join: Callable[[Node, Node], None]
+    ) -> None:
         self.root = Node([], parent_hash=NO_HASH, retention_class="", since=0.0)
         self.declared: set[bytes] = set()
         self.orphans: dict[bytes, dict[bytes, Node]] = {}
@@ -223,6 +225,11 @@ class RunIndex:
             del waiting[node.head]
             if not waiting:
                 del self.orphans[node.parent_hash]
+
+    def waiting_under(self, keys: bytes) -> list[Node]:
+        """Return the orphans that wait for any of these blocks."""
+        blocks = (key_at(keys, index) for index in range(len(keys) // HASH_BYTES))
+        return [node for block in blocks for node in self.orphans.get(block, {}).values()]
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes, orphans included, in no promised order."""

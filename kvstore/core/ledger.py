@@ -6,7 +6,13 @@ import numpy as np
 
 from kvstore.types import HASH_BYTES, MissReason
 
-_REASONS = (MissReason.EXPIRED, MissReason.EVICTED, MissReason.CORRUPT, MissReason.DELETED, MissReason.THROTTLED)
+_REASONS = (
+    MissReason.EXPIRED,
+    MissReason.EVICTED,
+    MissReason.CORRUPT,
+    MissReason.DELETED,
+    MissReason.THROTTLED,
+)
 _CODES = {reason: code + 1 for code, reason in enumerate(_REASONS)}
 
 
@@ -35,4 +41,8 @@ class DepartedLedger:
         place = int(tag % np.uint64(len(self._tags)))
         if self._codes[place] and self._tags[place] == tag:
             return _REASONS[int(self._codes[place]) - 1]
-        return MissReason.FORGOTTEN if self._overwritten[place] or self._codes[place] else MissReason.NEVER_STORED
+        return (
+            MissReason.FORGOTTEN
+            if self._overwritten[place] or self._codes[place]
+            else MissReason.NEVER_STORED
+        )

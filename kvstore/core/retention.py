@@ -46,7 +46,9 @@ class Retention:
         self.classes = {c.name: c for c in classes}
         self._wall = wall
         if DEFAULT_CLASS not in self.classes:
-            raise InvalidArgument(f"classes: {DEFAULT_CLASS!r} must be among them, got {sorted(self.classes)}")
+            raise InvalidArgument(
+                f"classes: {DEFAULT_CLASS!r} must be among them, got {sorted(self.classes)}"
+            )
 
     def now(self) -> float:
         """Return the steady wall time."""
@@ -59,7 +61,9 @@ class Retention:
         """
         found = self.classes.get(name or DEFAULT_CLASS)
         if found is None:
-            raise InvalidArgument(f"retention class {name!r} is unknown; known: {', '.join(sorted(self.classes))}")
+            raise InvalidArgument(
+                f"retention class {name!r} is unknown; known: {', '.join(sorted(self.classes))}"
+            )
         return found
 
     def held_by(self, name: str) -> RetentionClass:

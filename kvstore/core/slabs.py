@@ -89,7 +89,10 @@ class SlabAllocator:
             return None
         slabs = range(first, first + need)
         loan = _Loan(
-            first_page=self.first_page + first * self.slab_pages, slabs=slabs, pages=need * self.slab_pages, stride_pages=stride_pages
+            first_page=self.first_page + first * self.slab_pages,
+            slabs=slabs,
+            pages=need * self.slab_pages,
+            stride_pages=stride_pages,
         )
         for slab in slabs:
             self._free_slabs[slab] = False
@@ -103,7 +106,7 @@ class SlabAllocator:
             return first if self.slab_count and self._free_slabs[first] else None
         if need > self.slab_count:
             return None
-        windows = np.lib.stride_tricks.sliding_window_view(self._free_slabs, need).all(axis=1)
+        windows = np.asarray(np.lib.stride_tricks.sliding_window_view(self._free_slabs, need).all(axis=1))
         first = int(np.argmax(windows))
         return first if windows[first] else None
 

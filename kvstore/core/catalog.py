@@ -1,0 +1,363 @@
+"""The catalog: every namespace's runs, where their blocks lie, and the one way in which blocks leave.
+
+Owns the structures; knows no requests, leases or futures. The ladder's lock guards all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvstore.api import U32Array
+from kvstore.core.eviction import EvictionPolicy
+from kvstore.core.frames import Frame, Node, Slice
+from kvstore.core.index import RunIndex
+from kvstore.core.ledger import DepartedLedger
+from kvstore.core.loose import LooseIndex
+from kvstore.core.plan import Plan
+from kvstore.core.retention import Retention
+from kvstore.core.segments import Segment, SegmentTable
+from kvstore.core.slabs import SlabAllocator
+from kvstore.errors import UnknownNamespace
+from kvstore.events import Events
+from kvstore.layout import Part
+from kvstore.namespace import Namespace
+from kvstore.tiers.base import HostMemory, TouchNote
+from kvstore.types import HASH_BYTES, PAGE_BYTES, Addressing, Fingerprint, MissReason, Tier
+
+if TYPE_CHECKING:
+    from kvstore.core.puts import PendingPut
+
+
+class NamespaceState:
+    """One open namespace: its tree of runs, and its loose blocks (side parts, or everything when flat)."""
+
+    def __init__(self, namespace: Namespace, catalog: Catalog) -> None:
+        self.namespace = namespace
+        self.fingerprint = namespace.fingerprint
+        self.flat = namespace.addressing is Addressing.FLAT
+        self.required: tuple[Part, ...] = tuple(
+            namespace.layout.parts[i] for i in namespace.layout.required_parts
+        )
+        self.runs = RunIndex(on_split=catalog.on_split, on_join=catalog.on_join)
+        self.loose = LooseIndex()
+        self.pending: dict[bytes, PendingPut] = {}
+
+    def is_empty(self) -> bool:
+        """Say whether nothing is stored, visible or not."""
+        return not self.runs.tails and not len(self.loose)
+
+    def nodes(self) -> Iterator[Node]:
+        """Iterate over all nodes, loose ones last."""
+        yield from self.runs.nodes()
+        yield from self.loose.nodes()
+
+
+class Catalog:
+    """Namespaces, frames, host slots and segments, kept consistent with one another."""
+
+    def __init__(
+        self,
+        *,
+        memory: HostMemory,
+        policy: EvictionPolicy,
+        retention: Retention,
+        ledger: DepartedLedger,
+        events: Events,
+        plan: Plan,
+    ) -> None:
+        self.memory = memory
+        self.slabs = SlabAllocator(first_page=memory.first_page, total_pages=memory.total_pages)
+        self.policy = policy
+        self.retention = retention
+        self.ledger = ledger
+        self.events = events
+        self.plan = plan
+        self.segments = SegmentTable()
+        self.namespaces: dict[Fingerprint, NamespaceState] = {}
+        self._zombies: dict[Frame, list[tuple[int, int]]] = {}
+
+    def state(self, fingerprint: Fingerprint) -> NamespaceState:
+        """Return an open namespace.
+
+        Errors: UnknownNamespace.
+        """
+        found = self.namespaces.get(fingerprint)
+        if found is None:
+            raise UnknownNamespace(
+                f"namespace {fingerprint.hex() or '(empty)'} is not open on this store: open it first"
+            )
+        return found
+
+    def on_split(self, head: Node, tail: Node) -> None:
+        """The index cut a node."""
+        self.policy.split(head, tail)
+
+    def on_join(self, kept: Node, gone: Node) -> None:
+        """The index merged a node into its parent."""
+        if gone in self.policy:
+            self.policy.remove(gone)
+            self.policy.add(kept)
+
+    # Touch
+
+    def touch_path(self, node: Node, *, by: str, now: float, is_write: bool) -> None:
+        """Let a class touch a node and its ancestors; leaf first, so that the order keeps ancestors behind descendants."""
+        path = RunIndex.path(node)
+        for item in path:
+            self.retention.touch(item, by=by, now=now, is_write=is_write)
+            self.policy.touch(item)
+            for piece in item.slices:
+                if piece.frame.location is not None:
+                    self.segments.touch(piece.frame, item.retention_class, item.since)
+                    self._note_touch(piece, item)
+
+    def _note_touch(self, piece: Slice, node: Node) -> None:
+        """Remember a touch on disk when it covers the whole frame: a touch of its head must not lengthen its tail's life."""
+        location = piece.frame.location
+        if location is not None and piece.start + piece.count == piece.frame.count:
+            self.plan.notes.append(TouchNote(location, node.retention_class, node.since))
+
+    def join_path(self, state: NamespaceState, node: Node) -> None:
+        """Merge neighbours of equal state along a path, from the leaf up."""
+        for item in RunIndex.path(node):
+            parent = item.parent
+            if parent is not None and parent.count and not item.loose:
+                state.runs.join(parent)
+
+    # Host slots
+
+    def allocate(self, count: int, part: Part, *, now: float) -> U32Array:
+        """Hand out up to `count` slots for a part, evicting what has to go; fewer when everything left is held.
+
+        Shapes: u32[<= count].
+        """
+        stride = part.stride_pages
+        slots = self.slabs.allocate(count, stride_pages=stride)
+        while len(slots) < count and self.slabs.fits(stride_pages=stride):
+            if not self._make_room((count - len(slots)) * stride, stride, now=now):
+                break
+            more = self.slabs.allocate(count - len(slots), stride_pages=stride)
+            slots = np.concatenate((slots, more))
+        return slots
+
+    def _make_room(self, pages: int, stride_pages: int, *, now: float) -> bool:
+        before = self.slabs.used_pages
+        for node in self.policy.victims():
+            self._evict_from(node, pages - (before - self.slabs.used_pages), now=now)
+            if before - self.slabs.used_pages >= pages:
+                return True
+        return before > self.slabs.used_pages
+
+    def _evict_from(self, node: Node, pages: int, *, now: float) -> None:
+        offset = node.count
+        for piece in reversed(list(node.slices)):
+            offset -= piece.count
+            if piece.frame.holds or pages <= 0:
+                return
+            picked = np.flatnonzero(piece.frame.resident(piece.start, piece.count))[::-1]
+            stride = piece.frame.block_stride_bytes // PAGE_BYTES
+            picked = picked[: -(-pages // stride)]
+            if not len(picked):
+                continue
+            if piece.frame.location is None:
+                if node.children:
+                    return
+                lowest = int(picked.min())
+                self._count_evicted(piece.frame, piece.count - lowest)
+                self.drop(node, offset + lowest, MissReason.EVICTED)
+                pages -= (piece.count - lowest) * stride
+            else:
+                self._count_evicted(piece.frame, len(picked))
+                self._free_blocks(piece.frame, piece.start + picked)
+                pages -= len(picked) * stride
+        if not any(piece.frame.resident(piece.start, piece.count).any() for piece in node.slices):
+            self.policy.remove(node)
+
+    def _count_evicted(self, frame: Frame, blocks: int) -> None:
+        self.events.add("kvstore_evicted_bytes_total", blocks * frame.block_stride_bytes, tier=str(Tier.HOST))
+
+    def free_slots(self, slots: U32Array) -> None:
+        """Give slots back; their generations move on, so that a late reader notices."""
+        if len(slots):
+            self.memory.generations[slots] += 1
+            self.slabs.free(slots)
+
+    def _free_blocks(self, frame: Frame, blocks: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
+        if frame.host is None:
+            return
+        for part in frame.host:
+            taken = part.slots[blocks]
+            self.free_slots(taken[taken != 0])
+            part.slots[blocks] = 0
+        if not frame.host[0].slots.any():
+            frame.host = None
+
+    # Holds
+
+    def hold(self, frame: Frame) -> None:
+        """A lease or I/O needs a frame's blocks to stay where they are."""
+        frame.holds += 1
+
+    def unhold(self, frame: Frame) -> None:
+        """The opposite; blocks that were dropped meanwhile give up their slots now."""
+        frame.holds -= 1
+        assert frame.holds >= 0
+        if not frame.holds:
+            for start, count in self._zombies.pop(frame, ()):
+                self._free_blocks(frame, np.arange(start, start + count))
+            if frame.nodes:
+                self._shrink(frame)
+
+    @staticmethod
+    def tell_waiters(frame: Frame, *, durable: bool) -> None:
+        """Tell those who wait for a frame to be durable how it ended."""
+        waiters, frame.waiters = frame.waiters, []
+        for waiter in waiters:
+            waiter(durable)
+
+    # Departure: the one way out
+
+    def drop(self, node: Node, at: int, reason: MissReason, *, cascade: bool = False) -> int:
+        """Remove a node's blocks from `at` on; descendants become orphans, or leave too with `cascade`.
+
+        Returns how many blocks left.
+        """
+        dropped = 0
+        if cascade:
+            for child in list(node.children.values()):
+                for item in reversed(RunIndex.below(child)):
+                    dropped += self._drop_node(item, 0, reason)
+        return dropped + self._drop_node(node, at, reason)
+
+    def _drop_node(self, node: Node, at: int, reason: MissReason) -> int:
+        state = self.namespaces[node.slices[0].frame.fingerprint]
+        gone = state.loose.truncate(node, at) if node.loose else state.runs.truncate(node, at)
+        if not node.count:
+            self.policy.remove(node)
+        for piece in gone:
+            self.ledger.note(piece.keys, reason)
+            self._leave(piece, reason)
+        return sum(piece.count for piece in gone)
+
+    def _leave(self, piece: Slice, reason: MissReason) -> None:
+        frame = piece.frame
+        if frame.holds:
+            self._zombies.setdefault(frame, []).append((piece.start, piece.count))
+        else:
+            self._free_blocks(frame, np.arange(piece.start, piece.start + piece.count))
+        if frame.nodes:
+            self._shrink(frame)
+            return
+        frame.dead = True
+        self.tell_waiters(frame, durable=False)
+        location = self.segments.forget(frame)
+        if location is not None:
+            self.plan.delete.append(location)
+            if reason is MissReason.EXPIRED:
+                self._count_expired(frame, location.length_bytes)
+
+    def _count_expired(self, frame: Frame, amount: int) -> None:
+        self.events.add("kvstore_expired_bytes_total", amount, **{"class": frame.retention_class})
+
+    def _shrink(self, frame: Frame) -> None:
+        """Cut the unreferenced tail off a frame that is in host memory only, so that it can still be written behind."""
+        if frame.location is not None or frame.holds or frame.host is None:
+            return
+        end = max(p.start + p.count for node in frame.nodes for p in node.slices if p.frame is frame)
+        if end < frame.count:
+            frame.keys = frame.keys[: end * HASH_BYTES]
+            frame.count = end
+            for part in frame.host:
+                part.slots, part.generations = part.slots[:end].copy(), part.generations[:end].copy()
+                part.lengths, part.digests = part.lengths[:end].copy(), part.digests[:end].copy()
+
+    def distrust(self, frame: Frame, block: int) -> None:
+        """A reader found a block's host copy bad: it is read again from SSD next time, or gone when there is no other copy."""
+        if frame.location is not None:
+            self._zombies.setdefault(frame, []).append((block, 1))
+            return
+        self.drop_block(frame, block, MissReason.CORRUPT)
+
+    def drop_block(self, frame: Frame, block: int, reason: MissReason) -> None:
+        """Remove one block of a frame from the index, and with it the rest of its node."""
+        for node in list(frame.nodes):
+            offset = 0
+            for piece in node.slices:
+                if piece.frame is frame and piece.start <= block < piece.start + piece.count:
+                    self.drop(node, offset + block - piece.start, reason)
+                    return
+                offset += piece.count
+
+    def delete(self, state: NamespaceState, node: Node, at: int) -> int:
+        """Remove blocks and all that follows them, on SSD too; what shares a frame with them stays in host memory if it is there."""
+        frames = {piece.frame for item in RunIndex.below(node) for piece in item.slices}
+        count, waiting = 0, [(node, at)]
+        while waiting:
+            node, at = waiting.pop()
+            keys = b"".join(item.keys for item in RunIndex.below(node))
+            count += self.drop(node, at, MissReason.DELETED, cascade=True)
+            if state.runs.orphans:
+                waiting += [(n, 0) for n in state.runs.waiting_under(keys)]
+        for frame in frames:
+            if frame.nodes and frame.location is not None and self._lost_any(frame):
+                location = frame.location
+                self._forget_on_ssd(frame, MissReason.DELETED)
+                self.plan.delete.append(location)
+        return count
+
+    @staticmethod
+    def _lost_any(frame: Frame) -> bool:
+        return sum(p.count for node in frame.nodes for p in node.slices if p.frame is frame) < frame.count
+
+    def release_segment(self, segment: Segment, reason: MissReason) -> int:
+        """Let a whole segment go: expired ones leave children as orphans, evicted ones take them along."""
+        self.plan.unlink.append(segment.number)
+        frames, freed = list(segment.frames), segment.bytes
+        for frame in frames:
+            self._forget_on_ssd(frame, reason)
+        return freed
+
+    def _forget_on_ssd(self, frame: Frame, reason: MissReason) -> None:
+        location = self.segments.forget(frame)
+        if location is not None and reason is MissReason.EXPIRED:
+            self._count_expired(frame, location.length_bytes)
+        elif location is not None and reason is MissReason.EVICTED:
+            self.events.add("kvstore_evicted_bytes_total", location.length_bytes, tier=str(Tier.SSD))
+        for node in list(frame.nodes):
+            at = self._first_lost(node, frame, everything=reason is MissReason.EXPIRED)
+            if at is not None:
+                self.drop(node, at, reason, cascade=reason is MissReason.EVICTED)
+
+    def _first_lost(self, node: Node, frame: Frame, *, everything: bool) -> int | None:
+        offset = 0
+        for piece in node.slices:
+            if piece.frame is frame:
+                mask = frame.resident(piece.start, piece.count)
+                if everything or not mask.all():
+                    return offset + (0 if everything else int(np.argmin(mask)))
+            offset += piece.count
+        return None
+
+    def expire_host(self, nodes: Iterable[Node], now: float) -> None:
+        """Give up the host slots of expired nodes; what lies on SSD as well stays until its segment dies."""
+        for node in nodes:
+            if node not in self.policy or self.retention.alive(node, now):
+                continue
+            if any(piece.frame.holds for piece in node.slices):
+                continue
+            for piece in node.slices:
+                blocks = np.flatnonzero(piece.frame.resident(piece.start, piece.count)) + piece.start
+                freed = len(blocks) * piece.frame.block_stride_bytes
+                self.events.add("kvstore_expired_bytes_total", freed, **{"class": node.retention_class})
+            if all(piece.frame.location is not None for piece in node.slices):
+                self._release_host(node)
+            else:
+                self.drop(node, 0, MissReason.EXPIRED)
+
+    def _release_host(self, node: Node) -> None:
+        for piece in node.slices:
+            self._free_blocks(piece.frame, np.arange(piece.start, piece.start + piece.count))
+        self.policy.remove(node)

@@ -1,0 +1,48 @@
+"""What has to happen as time passes: deadlines, expiry, quarantine. A bounded amount each time."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from kvstore.core.catalog import Catalog
+from kvstore.core.frames import Node
+from kvstore.core.leases import LeaseTable
+from kvstore.core.prefetches import PrefetchTable
+from kvstore.core.putting import Putting
+from kvstore.types import MissReason
+
+SWEEP_NODES = 256
+SEGMENTS_EVERY_SECONDS = 1.0
+
+
+class Housekeeping:
+    """Bounded work per call: all deadlines, a share of the nodes, all segments once a second."""
+
+    def __init__(
+        self, catalog: Catalog, leases: LeaseTable, prefetches: PrefetchTable, putting: Putting
+    ) -> None:
+        self._catalog = catalog
+        self._leases = leases
+        self._prefetches = prefetches
+        self._putting = putting
+        self._sweep: list[Node] = []
+        self._segments_due = 0.0
+
+    def run(self, *, monotonic: float, now: float) -> None:
+        """Do what is due."""
+        self._leases.expire(monotonic)
+        self._prefetches.expire(monotonic)
+        self._putting.expire(monotonic=monotonic)
+        self._putting.sweep_quarantine()
+        self._sweep_nodes(now)
+        if monotonic >= self._segments_due:
+            self._segments_due = monotonic + SEGMENTS_EVERY_SECONDS
+            for segment in self._catalog.segments.expired(self._catalog.retention, now):
+                self._catalog.release_segment(segment, MissReason.EXPIRED)
+
+    def _sweep_nodes(self, now: float) -> None:
+        if not self._sweep:
+            self._sweep = self._catalog.policy.nodes()
+        batch = list(islice(self._sweep, SWEEP_NODES))
+        del self._sweep[: len(batch)]
+        self._catalog.expire_host(batch, now)

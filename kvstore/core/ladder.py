@@ -1,0 +1,519 @@
+"""The ladder: the store's verbs over host memory and SSD. Decisions under one lock, I/O and news after it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvstore.api import (
+    CommitAnswer,
+    CommitRequest,
+    Extent,
+    ListAnswer,
+    MatchAnswer,
+    MatchRequest,
+    OpenAnswer,
+    OutcomeRun,
+    PrefetchAnswer,
+    Progress,
+    ReserveAnswer,
+    ReserveRequest,
+    RunInfo,
+    StatusSnapshot,
+)
+from kvstore.clock import Clock
+from kvstore.core import report
+from kvstore.core.catalog import Catalog, NamespaceState
+from kvstore.core.eviction import EvictionPolicy, ExactLru
+from kvstore.core.housekeeping import Housekeeping
+from kvstore.core.leases import LeaseTable, OnProgress
+from kvstore.core.ledger import DepartedLedger
+from kvstore.core.limits import Limits
+from kvstore.core.loads import Loads
+from kvstore.core.matching import Found, Matcher, tier_runs
+from kvstore.core.plan import Plan
+from kvstore.core.prefetches import PrefetchTable
+from kvstore.core.pumps import ReadPump, WritePump
+from kvstore.core.putting import Published, Putting
+from kvstore.core.recovery import Rebuild
+from kvstore.core.retention import Retention, SteadyWall
+from kvstore.core.verifying import VerifyStep, verify
+from kvstore.core.writeback import DurableWait, WriteBack
+from kvstore.errors import InvalidArgument, Overloaded, ShuttingDown
+from kvstore.events import Events
+from kvstore.layout import Part
+from kvstore.namespace import Namespace, differences, refuse_other_layout
+from kvstore.retention import SHIPPED_CLASSES, RetentionClass
+from kvstore.tiers.base import HostMemory, RecoveryReport, SegmentInfo, Tier
+from kvstore.types import (
+    HASH_BYTES,
+    AckTier,
+    Fingerprint,
+    MatchMode,
+    MissReason,
+    PutOutcome,
+    ReleaseOutcome,
+    key_at,
+    key_count,
+)
+
+OnDurable = Callable[[CommitAnswer], None]
+
+
+class Ladder:
+    """Host memory above SSD behind one set of verbs.
+
+    Threads: every verb may be called from any thread and none blocks on I/O. Callbacks run outside the lock, on the thread of
+    the verb or of the tier that caused them.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: HostMemory,
+        ssd: Tier | None,
+        clock: Clock,
+        events: Events,
+        classes: Sequence[RetentionClass] = SHIPPED_CLASSES,
+        limits: Limits | None = None,
+        policy: EvictionPolicy | None = None,
+        client_alive: Callable[[int], bool] = lambda _: False,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._clock = clock
+        self._ssd = ssd
+        self._host = host
+        self._rng = rng or random.SystemRandom()
+        self._limits = limits or Limits()
+        self._plan = Plan()
+        self._retention = Retention(classes, SteadyWall(clock))
+        self._catalog = Catalog(
+            memory=host,
+            policy=policy or ExactLru(),
+            retention=self._retention,
+            ledger=DepartedLedger(self._limits.ledger_entries),
+            events=events,
+            plan=self._plan,
+        )
+        self._matcher = Matcher(self._catalog, self._limits)
+        self._loads = Loads(self._catalog, self._limits)
+        self._leases = LeaseTable(self._catalog, self._loads, self._limits, new_number=self._new_number)
+        self._prefetches = PrefetchTable(self._loads, self._limits, new_number=self._new_number)
+        self._writeback = WriteBack(self._catalog, self._limits, enabled=ssd is not None)
+        self._putting = Putting(
+            self._catalog,
+            self._writeback,
+            self._limits,
+            new_number=self._new_number,
+            client_alive=client_alive,
+        )
+        self._reads = ReadPump(ssd, self._loads, self._decision, self._retention.now)
+        self._writes = WritePump(ssd, self._writeback, self._decision)
+        self._housekeeping = Housekeeping(self._catalog, self._leases, self._prefetches, self._putting)
+        self._draining = False
+
+    def _new_number(self) -> int:
+        return self._rng.getrandbits(63) | 1
+
+    @contextmanager
+    def _decision(self) -> Iterator[None]:
+        """Hold the lock for a decision, then carry out what it asks for."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._carry_out()
+
+    def _carry_out(self) -> None:
+        with self._lock:
+            plan = self._plan.take()
+        if self._ssd is not None:
+            if plan.notes:
+                self._ssd.annotate(plan.notes)
+            if plan.unlink:
+                self._ssd.unlink(plan.unlink)
+            if plan.delete:
+                self._ssd.delete(plan.delete)
+        for call in plan.calls:
+            call()
+
+    def _admit(self) -> None:
+        if self._draining:
+            raise ShuttingDown("the daemon is shutting down: nothing new is admitted")
+
+    # Start and namespaces
+
+    def recover(self) -> RecoveryReport | None:
+        """Rebuild the index from SSD; call once, before the first verb."""
+        if self._ssd is None:
+            return None
+        frames = list(self._ssd.recover())
+        found = self._ssd.report()
+        with self._decision():
+            for namespace in found.namespaces:
+                self._catalog.namespaces.setdefault(
+                    namespace.fingerprint, NamespaceState(namespace, self._catalog)
+                )
+            Rebuild(self._catalog).run(frames)
+        return found
+
+    def open(self, namespace: Namespace, *, root: bytes = b"") -> OpenAnswer:
+        """Open a namespace and declare the client's chain root.
+
+        Errors: LayoutMismatch with both sides; InvalidArgument; Overloaded at the limit of namespaces.
+        """
+        self._admit()
+        namespace.checked()
+        if root and len(root) != HASH_BYTES:
+            raise InvalidArgument(f"open: root must have {HASH_BYTES} bytes, got {len(root)}")
+        self._register(namespace)
+        with self._decision():
+            state = self._catalog.namespaces[namespace.fingerprint]
+            if root:
+                state.runs.declare(root)
+            return OpenAnswer(fingerprint=namespace.fingerprint, siblings=self._siblings(namespace))
+
+    def _register(self, namespace: Namespace) -> None:
+        fingerprint = namespace.fingerprint
+        with self._lock:
+            if fingerprint in self._catalog.namespaces:
+                return
+            for state in self._catalog.namespaces.values():
+                refuse_other_layout(state.namespace, namespace)
+            if len(self._catalog.namespaces) >= self._limits.namespaces_max:
+                raise Overloaded(f"namespaces: the limit is {self._limits.namespaces_max}")
+        if self._ssd is not None:
+            self._ssd.register(namespace)
+        with self._lock:
+            self._catalog.namespaces.setdefault(fingerprint, NamespaceState(namespace, self._catalog))
+
+    def _siblings(self, namespace: Namespace) -> tuple[str, ...]:
+        others = (s.namespace for f, s in self._catalog.namespaces.items() if f != namespace.fingerprint)
+        same = [
+            other for other in others if other.model == namespace.model and other.tenant == namespace.tenant
+        ]
+        return tuple("; ".join(differences(other, namespace)) for other in same[:8])
+
+    def namespaces(self) -> tuple[Namespace, ...]:
+        """Return all open namespaces."""
+        with self._lock:
+            return tuple(state.namespace for state in self._catalog.namespaces.values())
+
+    def namespace(self, fingerprint: Fingerprint) -> Namespace:
+        """Return an open namespace.
+
+        Errors: UnknownNamespace.
+        """
+        with self._lock:
+            return self._catalog.state(fingerprint).namespace
+
+    # Match
+
+    def match(self, request: MatchRequest, on_progress: OnProgress | None = None) -> MatchAnswer:
+        """Return the longest stored prefix; with LEASE it is held, and what lies deeper starts to load.
+
+        Errors: InvalidArgument, UnknownNamespace, Overloaded, ShuttingDown.
+        """
+        self._admit()
+        self._check_keys(request.keys)
+        with self._decision():
+            state = self._catalog.state(request.namespace)
+            now = self._retention.now()
+            if request.mode is MatchMode.BITMAP:
+                bits = self._matcher.presence(state, request.keys, now=now, exact_only=request.exact_only)
+                return MatchAnswer(blocks=sum(byte.bit_count() for byte in bits), bitmap=bits)
+            if request.mode is MatchMode.PROBE:
+                return self._probe(
+                    self._matcher.find(state, request.keys, now=now, exact_only=request.exact_only)
+                )
+            answer = self._lease(state, request, on_progress, now)
+        if not answer.ready:
+            self._reads.run()
+        return answer
+
+    def _check_keys(self, keys: bytes) -> None:
+        count = key_count(keys)
+        if not 1 <= count <= self._limits.keys_max:
+            raise InvalidArgument(f"match: 1..{self._limits.keys_max} keys allowed, got {count}")
+
+    @staticmethod
+    def _probe(found: Found) -> MatchAnswer:
+        tiers = tier_runs(found.items)
+        ready = len(tiers) == 0 or all(run.tier == "host" for run in tiers)
+        return MatchAnswer(
+            blocks=found.blocks, boundaries=found.boundaries, reason=found.reason, tiers=tiers, ready=ready
+        )
+
+    def _lease(
+        self, state: NamespaceState, request: MatchRequest, on_progress: OnProgress | None, now: float
+    ) -> MatchAnswer:
+        monotonic = self._clock.monotonic()
+        if request.retention_class:
+            self._retention.named(request.retention_class)
+        earlier = self._leases.frozen(state, request)
+        if earlier is not None:
+            found = Found(earlier.items, earlier.side, earlier.blocks, earlier.boundaries, earlier.reason)
+        else:
+            found = self._matcher.find(state, request.keys, now=now, exact_only=request.exact_only)
+            self._count_lookup(state, request, found)
+        if not found.blocks:
+            return MatchAnswer(blocks=0, reason=found.reason)
+        self._touch(state, found, request.retention_class, now)
+        lease = self._leases.grant(state, request, found, monotonic=monotonic)
+        if request.load:
+            self._leases.load(lease)
+            self._leases.listen(lease, on_progress)
+        return self._leases.answer(lease, monotonic=monotonic)
+
+    def _count_lookup(self, state: NamespaceState, request: MatchRequest, found: Found) -> None:
+        events = self._catalog.events
+        events.add("kvstore_lookup_tokens_total", key_count(request.keys) * state.namespace.block_tokens)
+        events.add("kvstore_lookups_total")
+        if found.reason is not None:
+            events.add("kvstore_misses_total", reason=str(found.reason))
+
+    def _touch(self, state: NamespaceState, found: Found, by: str, now: float) -> None:
+        if found.steps:
+            node, used = found.steps[-1]
+            if used < node.count:
+                state.runs.split(node, used)
+            self._catalog.touch_path(node, by=by, now=now, is_write=False)
+            self._catalog.join_path(state, node)
+        side = {id(item.frame): item.frame.nodes[0] for item in found.side if item.frame.nodes}
+        for node in (*found.loose.values(), *side.values()):
+            self._catalog.touch_path(
+                node, by=by if node.slices[0].frame.kind == 1 else "", now=now, is_write=False
+            )
+
+    def watch(self, lease: int, on_progress: OnProgress | None = None) -> Progress:
+        """Return what is readable under a lease, and later news of what still loads. Any process may present the lease.
+
+        Errors: LeaseExpired.
+        """
+        with self._decision():
+            progress = self._leases.watch(lease, on_progress)
+        if not progress.done:
+            self._reads.run()
+        return progress
+
+    def touch(self, namespace: Fingerprint, keys: bytes, *, retention_class: str = "") -> int:
+        """Renew a prefix that was used where the store did not see it; returns how many blocks are visible."""
+        self._admit()
+        self._check_keys(keys)
+        with self._decision():
+            state = self._catalog.state(namespace)
+            if retention_class:
+                self._retention.named(retention_class)
+            now = self._retention.now()
+            found = self._matcher.find(state, keys, now=now, exact_only=False)
+            self._touch(state, found, retention_class, now)
+            return found.blocks
+
+    def renew(self, leases: Sequence[int], *, lease_seconds: float) -> tuple[int, ...]:
+        """Move the deadlines of leases; returns those that had ended."""
+        with self._decision():
+            monotonic = self._clock.monotonic()
+            alive = {
+                n for n in leases if self._leases.renew(n, lease_seconds=lease_seconds, monotonic=monotonic)
+            }
+            return tuple(number for number in leases if number not in alive)
+
+    def release(self, lease: int, *, used: int, outcome: ReleaseOutcome = ReleaseOutcome.USED) -> bool:
+        """End a lease and count what it delivered; idempotent."""
+        with self._decision():
+            return self._leases.release(lease, used=used, outcome=outcome, monotonic=self._clock.monotonic())
+
+    # Prefetch
+
+    def prefetch(
+        self, namespace: Fingerprint, keys: bytes, *, deadline_seconds: float, retention_class: str = ""
+    ) -> PrefetchAnswer:
+        """Bring a prefix to host ahead of its fetch, behind all fetches; does not touch it.
+
+        Errors: InvalidArgument, UnknownNamespace, Overloaded.
+        """
+        self._admit()
+        self._check_keys(keys)
+        with self._decision():
+            state = self._catalog.state(namespace)
+            if retention_class:
+                self._retention.named(retention_class)
+            found = self._matcher.find(state, keys, now=self._retention.now(), exact_only=False)
+            answer = self._prefetches.start(
+                found, deadline_seconds=deadline_seconds, monotonic=self._clock.monotonic()
+            )
+        self._reads.run()
+        return answer
+
+    def cancel(self, prefetch: int) -> bool:
+        """Give up a prefetch; idempotent."""
+        with self._decision():
+            return self._prefetches.cancel(prefetch)
+
+    # Put
+
+    def reserve(self, request: ReserveRequest) -> ReserveAnswer:
+        """Hand out slots for the blocks of a put that are absent.
+
+        Errors: InvalidArgument, UnknownNamespace, Overloaded, ShuttingDown.
+        """
+        self._admit()
+        with self._decision():
+            state = self._catalog.state(request.namespace)
+            return self._putting.reserve(
+                state, request, monotonic=self._clock.monotonic(), now=self._retention.now()
+            )
+
+    def commit(self, request: CommitRequest, on_durable: OnDurable | None = None) -> CommitAnswer | None:
+        """Publish what was written. With AckTier.SSD and `on_durable`, returns None and answers when durable or refused.
+
+        Errors: InvalidArgument, LeaseExpired.
+        """
+        with self._decision():
+            published = self._putting.commit(request, now=self._retention.now())
+            answer: CommitAnswer | None = CommitAnswer(outcomes=published.outcomes)
+            waiting = [frame for frame in published.frames if frame.location is None]
+            if request.ack is AckTier.SSD and on_durable is not None and waiting:
+                DurableWait(
+                    waiting, self._plan, lambda durable: on_durable(self._durable(published, durable))
+                )
+                answer = None
+            elif request.ack is AckTier.SSD and published.frames and not waiting:
+                answer = self._durable(published, durable=True)
+        self._writes.run()
+        return answer
+
+    def _durable(self, published: Published, durable: bool) -> CommitAnswer:
+        if not durable:
+            return CommitAnswer(outcomes=published.outcomes)
+        swap = {PutOutcome.STORED_HOST: PutOutcome.STORED_SSD}
+        runs = tuple(OutcomeRun(swap.get(run.outcome, run.outcome), run.count) for run in published.outcomes)
+        for run in runs:
+            if run.outcome is PutOutcome.STORED_SSD:
+                self._catalog.events.add("kvstore_stored_blocks_total", run.count, outcome=str(run.outcome))
+        return CommitAnswer(outcomes=runs)
+
+    def abort(self, reservation: int) -> bool:
+        """Give a reservation back; the writer promises not to touch its slots any more. Idempotent."""
+        with self._decision():
+            return self._putting.abort(reservation)
+
+    # Removal and inspection
+
+    def delete(self, namespace: Fingerprint, keys: bytes | None) -> int:
+        """Remove the given blocks of a chain and all that follows them, or with None the whole namespace; returns how many."""
+        with self._decision():
+            state = self._catalog.state(namespace)
+            if keys is None:
+                return sum(self._catalog.delete(state, node, 0) for node in list(state.nodes()) if node.count)
+            self._check_keys(keys)
+            if state.flat:
+                return self._delete_flat(state, keys)
+            first = key_at(keys, 0)
+            node = state.runs.find(first)
+            if node is None or not node.count:
+                return 0
+            return self._catalog.delete(state, node, node.count - 1)
+
+    def _delete_flat(self, state: NamespaceState, keys: bytes) -> int:
+        count = 0
+        for index in range(key_count(keys)):
+            entry = state.loose.get(key_at(keys, index))
+            if entry is not None:
+                count += self._catalog.delete(state, entry[0].nodes[0], entry[1])
+        return count
+
+    def list(self, namespace: Fingerprint, *, cursor: str = "", limit: int = 100) -> ListAnswer:
+        """Return one page of a namespace's runs."""
+        with self._lock:
+            return report.list_runs(self._catalog, self._catalog.state(namespace), cursor=cursor, limit=limit)
+
+    def inspect(
+        self, namespace: Fingerprint, *, keys: bytes = b"", hash_prefix: bytes = b"", limit: int = 100
+    ) -> tuple[tuple[RunInfo, ...], int, MissReason | None]:
+        """Return the runs behind the keys of a prompt, or those with a hash; how many blocks are visible, and why no more."""
+        with self._lock:
+            state = self._catalog.state(namespace)
+            if not keys:
+                return report.find_runs(self._catalog, state, hash_prefix=hash_prefix, limit=limit), 0, None
+            self._check_keys(keys)
+            found = self._matcher.find(state, keys, now=self._retention.now(), exact_only=False)
+            nodes = (
+                [node for node, _ in state.runs.walk(keys)] if not state.flat else list(found.loose.values())
+            )
+            return (
+                tuple(report.run_info(self._catalog, node) for node in nodes[:limit]),
+                found.blocks,
+                found.reason,
+            )
+
+    def images(self, extent: Extent, part: Part) -> tuple[memoryview, ...]:
+        """Return writable views of an extent's slots, for the framed path; the caller holds the lease or reservation."""
+        return self._host.images(extent.slots, stride_pages=part.stride_pages)
+
+    def verify(self, namespace: Fingerprint | None = None) -> Iterator[VerifyStep]:
+        """Re-read and check every digest in every tier; blocking, for an administrator's thread."""
+        return verify(self._catalog, self._ssd, self._decision, self._retention.now, namespace)
+
+    def status(self) -> StatusSnapshot:
+        """Return totals by tier, class and namespace, counters and gauges."""
+        with self._lock:
+            return report.status(self._catalog, self._ssd, self.gauges())
+
+    def gauges(self) -> dict[str, float]:
+        """Return the present levels, cheaply."""
+        with self._lock:
+            return {
+                "kvstore_leases": len(self._leases),
+                "kvstore_reservations": len(self._putting),
+                "kvstore_prefetches": len(self._prefetches),
+                "kvstore_quarantined_slots": self._putting.quarantined_slots,
+                "kvstore_write_queue_bytes": self._writeback.queued_bytes + self._writeback.in_flight_bytes,
+                "kvstore_loads_in_flight": self._loads.in_flight,
+                "kvstore_loads_queued": self._loads.queued,
+                "kvstore_host_used_bytes": self._catalog.slabs.used_pages * 4096,
+                "kvstore_ssd_used_bytes": self._catalog.segments.used_bytes,
+                "kvstore_nodes": sum(len(s.runs.tails) for s in self._catalog.namespaces.values()),
+                "kvstore_segments": len(self._catalog.segments),
+            }
+
+    def segments(self) -> Sequence[SegmentInfo]:
+        """Return the SSD tier's segments."""
+        return self._ssd.segments() if self._ssd is not None else []
+
+    # Life
+
+    def end_session(self, session: int) -> None:
+        """A client is gone: its leases end, its reservations too, their slots in quarantine while it may still write."""
+        with self._decision():
+            self._leases.end_session(session)
+            self._putting.end_session(session)
+
+    def tick(self) -> None:
+        """Do the housekeeping that is due; call about every 100 ms."""
+        with self._decision():
+            self._housekeeping.run(monotonic=self._clock.monotonic(), now=self._retention.now())
+        self._reads.run()
+        self._writes.run()
+
+    def drain(self, *, deadline_seconds: float) -> bool:
+        """Stop admitting and wait until write-behind is done; says whether it was before the deadline."""
+        self._draining = True
+        end = self._clock.monotonic() + deadline_seconds
+        idle = threading.Event()
+        while self._clock.monotonic() < end:
+            self._writes.run()
+            with self._lock:
+                if self._writeback.idle:
+                    return True
+            idle.wait(0.01)
+        return False
+
+    def close(self, *, deadline_seconds: float) -> None:
+        """Drain and close the SSD tier."""
+        self.drain(deadline_seconds=deadline_seconds)
+        if self._ssd is not None:
+            self._ssd.close(deadline_seconds=deadline_seconds)

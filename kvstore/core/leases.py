@@ -1,0 +1,294 @@
+"""Leases: deadline-bound promises not to move a match's blocks, and the count of what was delivered under them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+from kvstore.api import MatchAnswer, MatchRequest, Progress, TierRun
+from kvstore.core.catalog import Catalog, NamespaceState
+from kvstore.core.limits import Limits
+from kvstore.core.loads import Load, Loads
+from kvstore.core.matching import Found, Item, extents, tier_runs
+from kvstore.errors import InvalidArgument, LeaseExpired, Overloaded
+from kvstore.types import HASH_BYTES, LEASE_SECONDS_MAX, MissReason, ReleaseOutcome, Tier
+
+OnProgress = Callable[[Progress], None]
+
+
+class Lease:
+    """A granted match: its stretches of frames, what of them is still loading, and who listens."""
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        state: NamespaceState,
+        request: MatchRequest,
+        items: list[Item],
+        side: list[Item],
+        tiers: tuple[TierRun, ...],
+        retention_class: str,
+        deadline: float,
+        table: LeaseTable,
+    ) -> None:
+        self.number = number
+        self.state = state
+        self.session = request.session
+        self.owner = request.owner
+        self.parts = request.parts
+        self.blocks = sum(item.count for item in items)
+        self.keys = request.keys[: self.blocks * HASH_BYTES]
+        self.items = items
+        self.side = side
+        self.tiers = tiers
+        self.retention_class = retention_class
+        self.deadline = deadline
+        self.granted_at = 0.0
+        self.limit = self.blocks
+        self.reason: MissReason | None = None
+        self.boundaries: tuple[int, ...] = ()
+        self.waiting = 0
+        self.loading = False
+        self.listeners: list[OnProgress] = []
+        self._table = table
+
+    @property
+    def all_items(self) -> list[Item]:
+        """Stretches of the required parts, then of the side parts."""
+        return self.items + self.side
+
+    def loaded(self, load: Load, good: int, reason: MissReason | None) -> None:
+        """A load came back: pass on what is readable now, or shorten the lease."""
+        self.waiting -= 1
+        fresh: list[Item] = []
+        for item in self.all_items:
+            if item.frame is not load.frame:
+                continue
+            begin = max(item.start, load.start)
+            end = min(item.start + item.count, load.start + load.count)
+            ready = min(end, load.start + good)
+            if ready > begin:
+                fresh.append(Item(item.frame, begin, ready - begin, item.first + begin - item.start))
+            if end > max(begin, ready) and reason is not None:
+                self._shorten(item.first + max(begin, ready) - item.start, reason)
+        self._table.tell(self, fresh)
+
+    def _shorten(self, limit: int, reason: MissReason) -> None:
+        if limit < self.limit:
+            self.limit, self.reason = limit, reason
+
+
+class LeaseTable:
+    """All living leases. Tokens are unguessable numbers handed in by `new_number`; any process may present one."""
+
+    def __init__(
+        self, catalog: Catalog, loads: Loads, limits: Limits, *, new_number: Callable[[], int]
+    ) -> None:
+        self._catalog = catalog
+        self._loads = loads
+        self._limits = limits
+        self._new_number = new_number
+        self._leases: dict[int, Lease] = {}
+        self._owners: dict[tuple[bytes, str], Lease] = {}
+        self._deadlines: list[tuple[float, int]] = []
+
+    def frozen(self, state: NamespaceState, request: MatchRequest) -> Lease | None:
+        """Return the living lease of the same owner whose blocks start this request: its answer stands."""
+        lease = self._owners.get((state.fingerprint, request.owner)) if request.owner else None
+        if lease is not None and lease.blocks and request.keys.startswith(lease.keys):
+            return lease
+        return None
+
+    def grant(self, state: NamespaceState, request: MatchRequest, found: Found, *, monotonic: float) -> Lease:
+        """Hold what a match found.
+
+        Errors: Overloaded at the limit, InvalidArgument on a bad duration.
+        """
+        if len(self._leases) >= self._limits.leases_max:
+            raise Overloaded(f"leases: {len(self._leases)} are held, the limit is {self._limits.leases_max}")
+        seconds = checked_seconds(request.lease_seconds)
+        name = self._catalog.retention.held_by(request.retention_class or self._class_of(found)).name
+        lease = Lease(
+            self._new_number(),
+            state=state,
+            request=request,
+            items=found.items,
+            side=found.side,
+            tiers=tier_runs(found.items),
+            retention_class=name,
+            deadline=monotonic + seconds,
+            table=self,
+        )
+        lease.boundaries, lease.reason, lease.granted_at = found.boundaries, found.reason, monotonic
+        for item in lease.all_items:
+            self._catalog.hold(item.frame)
+        self._leases[lease.number] = lease
+        heapq.heappush(self._deadlines, (lease.deadline, lease.number))
+        if request.owner:
+            self._owners.setdefault((state.fingerprint, request.owner), lease)
+        return lease
+
+    @staticmethod
+    def _class_of(found: Found) -> str:
+        return found.items[-1].frame.retention_class if found.items else ""
+
+    def load(self, lease: Lease) -> None:
+        """Start to bring what is not resident to host."""
+        if not lease.loading:
+            lease.loading = True
+            for item in lease.all_items:
+                lease.waiting += self._loads.want(item.frame, item.start, item.count, lease, urgent=True)
+
+    def answer(self, lease: Lease, *, monotonic: float) -> MatchAnswer:
+        """Return the reply to the match that took this lease."""
+        ready = self._is_ready(lease)
+        return MatchAnswer(
+            blocks=lease.blocks,
+            boundaries=lease.boundaries,
+            reason=lease.reason,
+            lease=lease.number,
+            lease_seconds=lease.deadline - monotonic,
+            tiers=lease.tiers,
+            ready=ready,
+            extents=extents(lease.all_items, parts=lease.parts, limit=lease.limit),
+        )
+
+    @staticmethod
+    def _is_ready(lease: Lease) -> bool:
+        return not lease.waiting and all(
+            item.frame.resident(item.start, item.count).all() for item in lease.all_items
+        )
+
+    def watch(self, number: int, on_progress: OnProgress | None) -> Progress:
+        """Return all that is readable under a lease now, and promise news to the listener while loads are under way.
+
+        Errors: LeaseExpired.
+        """
+        lease = self.get(number)
+        self.load(lease)
+        if lease.waiting and on_progress is not None:
+            lease.listeners.append(on_progress)
+        resident = extents(lease.all_items, parts=lease.parts, limit=lease.limit)
+        return Progress(number, resident, not lease.waiting, lease.limit, lease.reason)
+
+    def listen(self, lease: Lease, on_progress: OnProgress | None) -> None:
+        """Promise news to a listener."""
+        if on_progress is not None and lease.waiting:
+            lease.listeners.append(on_progress)
+
+    def tell(self, lease: Lease, fresh: list[Item]) -> None:
+        """Send news of a lease to its listeners, once the lock is released."""
+        done = not lease.waiting
+        if lease.listeners and (fresh or done):
+            news = extents(fresh, parts=lease.parts, limit=lease.limit)
+            progress = Progress(lease.number, news, done, lease.limit, lease.reason)
+            for listener in lease.listeners:
+                self._catalog.plan.calls.append(_call(listener, progress))
+        if done:
+            lease.listeners.clear()
+
+    def get(self, number: int) -> Lease:
+        """Return a living lease.
+
+        Errors: LeaseExpired.
+        """
+        lease = self._leases.get(number)
+        if lease is None:
+            raise LeaseExpired(
+                f"lease {number:#x} has ended or never existed; leases live at most {LEASE_SECONDS_MAX:.0f} s"
+            )
+        return lease
+
+    def renew(self, number: int, *, lease_seconds: float, monotonic: float) -> bool:
+        """Move a lease's deadline; says whether it still lived."""
+        lease = self._leases.get(number)
+        if lease is None:
+            return False
+        lease.deadline = max(lease.deadline, monotonic + checked_seconds(lease_seconds))
+        heapq.heappush(self._deadlines, (lease.deadline, number))
+        return True
+
+    def release(self, number: int, *, used: int, outcome: ReleaseOutcome, monotonic: float) -> bool:
+        """End a lease and count what it delivered; a lease that has ended is no error."""
+        lease = self._leases.get(number)
+        if lease is None:
+            return False
+        used = min(used, lease.blocks)
+        if outcome is not ReleaseOutcome.UNUSED:
+            self._count(lease, used, monotonic)
+        if outcome is ReleaseOutcome.CORRUPT:
+            self._reported_corrupt(lease, used)
+        self._end(lease)
+        return True
+
+    def _count(self, lease: Lease, used: int, monotonic: float) -> None:
+        tokens = lease.state.namespace.block_tokens
+        deepest = Tier.HOST
+        for run in lease.tiers:
+            blocks = min(run.count, used)
+            used -= blocks
+            if blocks:
+                labels = {"tier": str(run.tier), "class": lease.retention_class}
+                self._catalog.events.add("kvstore_hit_tokens_total", blocks * tokens, **labels)
+                deepest = run.tier if run.tier is not Tier.HOST else deepest
+        self._catalog.events.observe("kvstore_fetch_seconds", monotonic - lease.granted_at, tier=str(deepest))
+
+    def _reported_corrupt(self, lease: Lease, block: int) -> None:
+        self._catalog.events.add("kvstore_corrupt_total", tier=str(Tier.HOST))
+        for item in lease.items:
+            if item.first <= block < item.first + item.count:
+                self._catalog.distrust(item.frame, item.start + block - item.first)
+
+    def _end(self, lease: Lease) -> None:
+        del self._leases[lease.number]
+        if self._owners.get((lease.state.fingerprint, lease.owner)) is lease:
+            del self._owners[(lease.state.fingerprint, lease.owner)]
+        self._loads.leave(lease)
+        lease.listeners.clear()
+        for item in lease.all_items:
+            self._catalog.unhold(item.frame)
+
+    def expire(self, monotonic: float) -> int:
+        """End the leases whose deadline has passed; nothing of them is counted as delivered."""
+        ended = 0
+        while self._deadlines and self._deadlines[0][0] <= monotonic:
+            _, number = heapq.heappop(self._deadlines)
+            lease = self._leases.get(number)
+            if lease is not None and lease.deadline <= monotonic:
+                self._tell_expired(lease)
+                self._end(lease)
+                ended += 1
+        if ended:
+            self._catalog.events.add("kvstore_leases_expired_total", ended)
+        return ended
+
+    def _tell_expired(self, lease: Lease) -> None:
+        news = Progress(lease.number, (), True, 0, MissReason.EXPIRED)
+        for listener in lease.listeners:
+            self._catalog.plan.calls.append(_call(listener, news))
+
+    def end_session(self, session: int) -> None:
+        """A client is gone: it holds nothing any more."""
+        for lease in [lease for lease in self._leases.values() if lease.session == session]:
+            self._end(lease)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(list(self._leases.values()))
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+
+def checked_seconds(seconds: float) -> float:
+    """Return a lease duration clipped to the maximum.
+
+    Errors: InvalidArgument when it is not positive.
+    """
+    if not seconds > 0:
+        raise InvalidArgument(f"lease_seconds must be positive, got {seconds}")
+    return min(seconds, LEASE_SECONDS_MAX)
+
+
+def _call(listener: OnProgress, progress: Progress) -> Callable[[], None]:
+    return lambda: listener(progress)

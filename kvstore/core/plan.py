@@ -1,0 +1,24 @@
+"""What a decision asks for: the I/O and the news to send once the lock is released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvstore.tiers.base import FrameLocation, TouchNote
+
+
+@dataclass(slots=True)
+class Plan:
+    """Collected under the lock, carried out by the ladder outside it."""
+
+    calls: list[Callable[[], None]] = field(default_factory=list)
+    unlink: list[int] = field(default_factory=list)
+    delete: list[FrameLocation] = field(default_factory=list)
+    notes: list[TouchNote] = field(default_factory=list)
+
+    def take(self) -> Plan:
+        """Return what is collected and start afresh."""
+        taken = Plan(self.calls, self.unlink, self.delete, self.notes)
+        self.calls, self.unlink, self.delete, self.notes = [], [], [], []
+        return taken

@@ -1,0 +1,83 @@
+"""Prefetch: promotion ahead of a fetch, while a request waits in an engine's queue. It has a deadline and can be cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstore.api import PrefetchAnswer
+from kvstore.core.limits import Limits
+from kvstore.core.loads import Load, Loads
+from kvstore.core.matching import Found
+from kvstore.errors import InvalidArgument, Overloaded
+from kvstore.types import MissReason
+
+
+class Prefetch:
+    """One prefetch: how many loads it still waits for, and until when."""
+
+    def __init__(self, number: int, *, deadline: float) -> None:
+        self.number = number
+        self.deadline = deadline
+        self.waiting = 0
+
+    def loaded(self, load: Load, good: int, reason: MissReason | None) -> None:
+        """A load came back, well or not: a prefetch promises nothing."""
+        self.waiting -= 1
+
+
+class PrefetchTable:
+    """All prefetches under way."""
+
+    def __init__(self, loads: Loads, limits: Limits, *, new_number: Callable[[], int]) -> None:
+        self._loads = loads
+        self._limits = limits
+        self._new_number = new_number
+        self._living: dict[int, Prefetch] = {}
+
+    def start(self, found: Found, *, deadline_seconds: float, monotonic: float) -> PrefetchAnswer:
+        """Queue loads for what is not resident, behind all fetches.
+
+        Errors: Overloaded at the limit; InvalidArgument on a deadline that is not positive.
+        """
+        if not deadline_seconds > 0:
+            raise InvalidArgument(f"prefetch: deadline_seconds must be positive, got {deadline_seconds}")
+        if len(self._living) >= self._limits.prefetches_max:
+            raise Overloaded(
+                f"prefetch: {len(self._living)} are under way, the limit is {self._limits.prefetches_max}"
+            )
+        prefetch = Prefetch(self._new_number(), deadline=monotonic + deadline_seconds)
+        resident = 0
+        for item in found.items + found.side:
+            mask = item.frame.resident(item.start, item.count)
+            resident += int(mask.sum()) if item in found.items else 0
+            if not mask.all():
+                prefetch.waiting += self._loads.want(
+                    item.frame, item.start, item.count, prefetch, urgent=False
+                )
+        if prefetch.waiting:
+            self._living[prefetch.number] = prefetch
+        number = prefetch.number if prefetch.waiting else 0
+        return PrefetchAnswer(
+            prefetch=number,
+            blocks=found.blocks,
+            resident=resident,
+            loading=found.blocks - resident,
+            reason=found.reason,
+        )
+
+    def cancel(self, number: int) -> bool:
+        """Give up a prefetch; loads that nobody else waits for and that are not under way are dropped."""
+        prefetch = self._living.pop(number, None)
+        if prefetch is None:
+            return False
+        self._loads.leave(prefetch)
+        return True
+
+    def expire(self, monotonic: float) -> None:
+        """Give up prefetches whose deadline has passed, forget those that are done."""
+        for prefetch in list(self._living.values()):
+            if prefetch.deadline <= monotonic or not prefetch.waiting:
+                self.cancel(prefetch.number)
+
+    def __len__(self) -> int:
+        return len(self._living)

@@ -1,0 +1,87 @@
+"""The pumps carry decided reads and writes to the SSD tier and report back what came of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from functools import partial
+
+from kvstore.core.frames import Frame
+from kvstore.core.loads import Load, Loads
+from kvstore.core.writeback import WriteBack, frame_bytes
+from kvstore.tiers.base import FrameRead, ReadResult, Tier, WriteResult
+from kvstore.types import MissReason
+
+Decision = Callable[[], AbstractContextManager[None]]
+
+
+class ReadPump:
+    """Submits loads as long as there is room for more."""
+
+    def __init__(self, tier: Tier | None, loads: Loads, decision: Decision, now: Callable[[], float]) -> None:
+        self._tier = tier
+        self._loads = loads
+        self._decision = decision
+        self._now = now
+
+    def run(self) -> None:
+        """Submit what may be submitted now."""
+        if self._tier is None or not self._loads.queued:
+            return
+        with self._decision():
+            ready = self._loads.next(self._now())
+        if not ready:
+            return
+        reads: list[FrameRead] = [read for _, group in ready for read in group]
+        futures = iter(self._tier.read_into(reads))
+        for load, group in ready:
+            mine = [next(futures) for _ in group]
+            for future in mine:
+                future.add_done_callback(partial(self._one_done, load, mine))
+
+    def _one_done(self, load: Load, futures: list[Future[ReadResult]], _: Future[ReadResult]) -> None:
+        with self._decision():
+            load.pending -= 1
+            if load.pending:
+                return
+            self._loads.finished(load, [_read_result(future) for future in futures])
+        self.run()
+
+
+class WritePump:
+    """Submits write-behind in order; its own lock keeps two threads from overtaking one another."""
+
+    def __init__(self, tier: Tier | None, writeback: WriteBack, decision: Decision) -> None:
+        self._tier = tier
+        self._writeback = writeback
+        self._decision = decision
+        self._order = threading.Lock()
+
+    def run(self) -> None:
+        """Submit what fits into the tier's queue now."""
+        if self._tier is None or not self._writeback.waiting:
+            return
+        with self._order:
+            with self._decision():
+                ready = self._writeback.next()
+            futures = self._tier.write([write for _, write in ready]) if ready else []
+        for (frame, _), future in zip(ready, futures, strict=True):
+            future.add_done_callback(partial(self._done, frame, frame_bytes(frame)))
+
+    def _done(self, frame: Frame, size: int, future: Future[WriteResult]) -> None:
+        error = future.exception()
+        result = (
+            WriteResult(None, f"{type(error).__name__}: {error}") if error is not None else future.result()
+        )
+        with self._decision():
+            self._writeback.finished(frame, size, result)
+        self.run()
+
+
+def _read_result(future: Future[ReadResult]) -> ReadResult:
+    error = future.exception()
+    if error is not None:
+        return ReadResult(0, b"", b"", MissReason.TIER_DOWN, f"{type(error).__name__}: {error}")
+    return future.result()

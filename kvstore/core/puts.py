@@ -1,0 +1,300 @@
+"""Puts: reservations of several writers under one put_id, and the moment their blocks become visible.
+
+First writer wins: a key is reserved by one put at a time, and a key that is present is a duplicate. A block becomes visible
+when the last required part commits, and all parts of it together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore import hashing
+from kvstore.api import CommitRequest, Extent, OutcomeRun, PartBlocks, PartDigests, ReserveRequest
+from kvstore.core.catalog import Catalog, NamespaceState
+from kvstore.core.frames import Frame, Node, PartSlots
+from kvstore.core.index import NO_HASH
+from kvstore.core.limits import Limits
+from kvstore.errors import InvalidArgument
+from kvstore.layout import Part
+from kvstore.tiers.base import FrameKind
+from kvstore.types import DIGEST_BYTES, HASH_BYTES, BlockHash, PutOutcome, key_at, key_count
+
+Mask = npt.NDArray[np.bool_]
+Stretch = tuple[int, Node, int]
+"""Position in a put's keys, the node found there, how many of its blocks matched."""
+
+
+class PutPart:
+    """What one writer brings of a put: its slots per block, and how far it has committed."""
+
+    __slots__ = ("committed", "data", "mask", "reservation", "wanted")
+
+    def __init__(self, part: Part, wanted: Mask) -> None:
+        self.data = PartSlots(part, len(wanted))
+        self.wanted = wanted
+        self.mask: Mask = wanted.copy()
+        self.reservation = 0
+        self.committed: int | None = None
+
+
+class PendingPut:
+    """All parts of one put, from the first reserve to publication or expiry."""
+
+    def __init__(
+        self, state: NamespaceState, request: ReserveRequest, *, retention_class: str, deadline: float
+    ) -> None:
+        self.state = state
+        self.put_id = request.put_id
+        self.parent = request.parent
+        self.keys = request.keys
+        self.count = key_count(request.keys)
+        self.retention_class = retention_class
+        self.provenance = request.provenance
+        self.deadline = deadline
+        self.parts: dict[int, PutPart] = {}
+        self.absent: Mask = np.zeros(self.count, np.bool_)
+        self.in_flight: Mask = np.zeros(self.count, np.bool_)
+        self.held: list[Frame] = []
+        self.published = False
+
+    @property
+    def partly_committed(self) -> bool:
+        """Say whether some rank has committed while others have not."""
+        return any(part.committed is not None for part in self.parts.values())
+
+    @property
+    def complete(self) -> bool:
+        """Say whether every required part has committed, or, for a put of side parts alone, each of those."""
+        needed = {part.index for part in self.state.required}
+        if not needed & self.parts.keys():
+            needed = set(self.parts)
+        return all(index in self.parts and self.parts[index].committed is not None for index in needed)
+
+    @property
+    def visible_blocks(self) -> int:
+        """How many leading blocks every committed required part has."""
+        required = {part.index for part in self.state.required} & self.parts.keys()
+        return min((self.parts[i].committed or 0 for i in required), default=self.count)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """One writer's share of a put: its parts, its client, its deadline."""
+
+    number: int
+    put: PendingPut
+    parts: list[int]
+    session: int
+    deadline: float
+
+
+class PutChecks:
+    """What a reserve or commit must satisfy before anything is decided."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def reserve(self, state: NamespaceState, request: ReserveRequest) -> list[PartBlocks]:
+        """Check a reserve request and return the parts it brings.
+
+        Errors: InvalidArgument.
+        """
+        count = key_count(request.keys)
+        if not 1 <= count <= self._limits.keys_max:
+            raise InvalidArgument(f"reserve: 1..{self._limits.keys_max} blocks allowed, got {count}")
+        if len(request.parent) != HASH_BYTES and not state.flat:
+            raise InvalidArgument(f"reserve: parent must have {HASH_BYTES} bytes, got {len(request.parent)}")
+        if len({request.keys[i : i + HASH_BYTES] for i in range(0, len(request.keys), HASH_BYTES)}) != count:
+            raise InvalidArgument(f"reserve: the same hash occurs twice among {count} keys")
+        if len(request.put_id) > 64:
+            raise InvalidArgument(f"reserve: put_id may have 64 bytes, got {len(request.put_id)}")
+        self._tokens(state, request, count)
+        return self._parts(state, request, count)
+
+    def _tokens(self, state: NamespaceState, request: ReserveRequest, count: int) -> None:
+        if not request.token_ids:
+            return
+        size = state.namespace.block_tokens
+        if len(request.token_ids) != 4 * size * count:
+            raise InvalidArgument(
+                f"reserve: {count} blocks of {size} tokens need {size * count} token ids, got {len(request.token_ids) // 4}"
+            )
+        tokens = np.frombuffer(request.token_ids, np.dtype("<u4")).astype(np.int64)
+        expected = hashing.block_hashes(BlockHash(request.parent), tokens, block_tokens=size)
+        for index in range(count):
+            if key_at(expected, index) != key_at(request.keys, index):
+                want, got = key_at(expected, index).hex()[:16], key_at(request.keys, index).hex()[:16]
+                raise InvalidArgument(
+                    f"reserve: hash {index} does not follow its parent: {want}... expected, {got}... given"
+                )
+
+    @staticmethod
+    def _parts(state: NamespaceState, request: ReserveRequest, count: int) -> list[PartBlocks]:
+        layout = state.namespace.layout
+        parts = list(request.parts) or [PartBlocks(part.index, 0, count) for part in state.required]
+        required = {part.index for part in state.required}
+        for piece in parts:
+            if not 0 <= piece.part < len(layout.parts):
+                raise InvalidArgument(
+                    f"reserve: part {piece.part} is outside 0..{len(layout.parts) - 1} of this layout"
+                )
+            if piece.first < 0 or piece.count < 1 or piece.first + piece.count > count:
+                end = piece.first + piece.count
+                raise InvalidArgument(
+                    f"reserve: part {piece.part} covers blocks {piece.first}..{end} of a put of {count}"
+                )
+            if piece.part in required and (piece.first, piece.count) != (0, count):
+                raise InvalidArgument(
+                    f"reserve: required part {piece.part} must cover all {count} blocks of the put"
+                )
+            if state.flat and piece.part not in required:
+                raise InvalidArgument("reserve: side parts have no place in a flat namespace")
+        if len({piece.part for piece in parts}) != len(parts):
+            raise InvalidArgument("reserve: the same part is named twice")
+        return parts
+
+    @staticmethod
+    def joins(put: PendingPut, request: ReserveRequest) -> None:
+        """Check that a second rank's reserve speaks of the same put.
+
+        Errors: InvalidArgument with both sides.
+        """
+        if put.keys != request.keys or put.parent != request.parent:
+            raise InvalidArgument(
+                f"reserve: put_id {request.put_id.hex()} joins {put.count} blocks from {put.keys[:8].hex()}..., "
+                f"this request brings {key_count(request.keys)} from {request.keys[:8].hex()}..."
+            )
+        taken = sorted(set(put.parts) & {piece.part for piece in request.parts})
+        if taken:
+            raise InvalidArgument(
+                f"reserve: put_id {request.put_id.hex()} already has part {taken[0]} from another writer"
+            )
+
+    def commit(self, reservation: Reservation, request: CommitRequest) -> None:
+        """Take over lengths and digests after checking that they cover what is committed.
+
+        Errors: InvalidArgument.
+        """
+        put = reservation.put
+        if not 0 <= request.blocks <= put.count:
+            raise InvalidArgument(f"commit: {request.blocks} blocks of a put of {put.count}")
+        covered = {index: np.zeros(put.count, np.bool_) for index in reservation.parts}
+        for piece in request.parts:
+            if piece.part not in covered:
+                raise InvalidArgument(
+                    f"commit: part {piece.part} is not part of reservation {request.reservation:#x}"
+                )
+            self._digests(put.parts[piece.part], piece, covered[piece.part])
+        for index, mask in covered.items():
+            missing = put.parts[index].mask[: request.blocks] & ~mask[: request.blocks]
+            if missing.any():
+                raise InvalidArgument(
+                    f"commit: part {index} has no digest for block {int(np.argmax(missing))}"
+                )
+
+    @staticmethod
+    def _digests(part: PutPart, piece: PartDigests, covered: Mask) -> None:
+        shape = part.data.part
+        width = DIGEST_BYTES * len(shape.segments)
+        count = len(piece.digests) // width
+        if len(piece.digests) % width or piece.first < 0 or piece.first + count > len(covered):
+            raise InvalidArgument(
+                f"commit: part {piece.part} from block {piece.first} brings {len(piece.digests)} digest bytes, {width} a block"
+            )
+        lengths = (
+            np.frombuffer(piece.lengths, np.dtype("<u4"))
+            if piece.lengths
+            else np.full(count, shape.bytes_max, np.uint32)
+        )
+        if len(lengths) != count or not count or lengths.min() < 1 or lengths.max() > shape.bytes_max:
+            raise InvalidArgument(f"commit: part {piece.part} needs {count} lengths in 1..{shape.bytes_max}")
+        span = slice(piece.first, piece.first + count)
+        part.data.lengths[span] = lengths
+        part.data.digests[span] = np.frombuffer(piece.digests, np.uint8).reshape(count, width)
+        covered[span] = True
+
+
+def reserved_extents(part: PutPart) -> Iterator[Extent]:
+    """Yield the contiguous stretches of blocks that a writer has slots for."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], part.mask, [False]))))
+    for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        data = part.data
+        lengths = np.full(end - first, data.part.bytes_max, np.uint32)
+        yield Extent(
+            data.part.index, first, data.slots[first:end].copy(), data.generations[first:end].copy(), lengths
+        )
+
+
+def outcome_runs(count: int, *layers: tuple[PutOutcome, Mask]) -> tuple[OutcomeRun, ...]:
+    """Run-length code one outcome per block: duplicates, painted over by each layer in turn."""
+    codes = np.zeros(count, np.int64)
+    for code, (_, mask) in enumerate(layers, start=1):
+        codes[mask] = code
+    names = [PutOutcome.DUPLICATE, *(outcome for outcome, _ in layers)]
+    edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), count]
+    return tuple(OutcomeRun(names[int(codes[a])], b - a) for a, b in zip(edges, edges[1:], strict=False))
+
+
+def frame_of(
+    put: PendingPut, parts: tuple[int, ...], first: int, end: int, *, kind: FrameKind, written_at: float
+) -> Frame:
+    """Make the frame of blocks [first, end) of a put from the slots its writers filled."""
+    parent = put.parent if first == 0 else key_at(put.keys, first - 1)
+    frame = Frame(
+        fingerprint=put.state.fingerprint,
+        kind=kind,
+        parent=NO_HASH if put.state.flat or kind is FrameKind.SIDE else BlockHash(parent),
+        keys=put.keys[first * HASH_BYTES : end * HASH_BYTES],
+        parts=tuple(put.parts[i].data.part for i in parts),
+        retention_class=put.retention_class,
+        written_at=written_at,
+        provenance=put.provenance,
+    )
+    frame.host = tuple(_cut(put.parts[i].data, first, end) for i in parts)
+    return frame
+
+
+def _cut(data: PartSlots, first: int, end: int) -> PartSlots:
+    piece = PartSlots(data.part, 0)
+    piece.slots, piece.generations = data.slots[first:end].copy(), data.generations[first:end].copy()
+    piece.lengths, piece.digests = data.lengths[first:end].copy(), data.digests[first:end].copy()
+    return piece
+
+
+class Presence:
+    """Which blocks of a put are there already, and which another put is bringing."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def look(self, put: PendingPut) -> list[Stretch]:
+        """Fill in the put's absent and in-flight masks; returns the present stretches of its chain."""
+        state = put.state
+        put.absent[:] = True
+        found: list[Stretch] = []
+        if state.flat:
+            for index in range(put.count):
+                put.absent[index] = state.loose.get(key_at(put.keys, index)) is None
+        else:
+            _, stretches = state.runs.walk_behind(put.parent, put.keys)
+            for position, node, matched in stretches:
+                put.absent[position : position + matched] = False
+                found.append((position, node, matched))
+        if state.pending:
+            for index in np.flatnonzero(put.absent).tolist():
+                put.in_flight[index] = key_at(put.keys, index) in state.pending
+        return found
+
+    def wanted(self, put: PendingPut, piece: PartBlocks) -> Mask:
+        """Return the blocks of a put that a writer of one part has to bring."""
+        required = {part.index for part in put.state.required}
+        if piece.part in required:
+            return put.absent & ~put.in_flight
+        mask = np.zeros(put.count, np.bool_)
+        for index in range(piece.first, piece.first + piece.count):
+            mask[index] = put.state.loose.get(key_at(put.keys, index), piece.part) is None
+        return mask

@@ -1,0 +1,413 @@
+"""The put path: reserve slots, take commits, publish what is complete, quarantine what a late writer may still touch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+
+from kvstore.api import CommitRequest, OutcomeRun, PartBlocks, ReserveAnswer, ReserveRequest, U32Array
+from kvstore.core.catalog import Catalog, NamespaceState
+from kvstore.core.frames import Frame, Node, Slice
+from kvstore.core.limits import Limits
+from kvstore.core.loose import WHOLE
+from kvstore.core.puts import (
+    PendingPut,
+    Presence,
+    PutChecks,
+    PutPart,
+    Reservation,
+    Stretch,
+    frame_of,
+    outcome_runs,
+    reserved_extents,
+)
+from kvstore.core.writeback import WriteBack
+from kvstore.errors import LeaseExpired, Overloaded
+from kvstore.tiers.base import FrameKind
+from kvstore.types import HASH_BYTES, RESERVATION_SECONDS, PutOutcome, key_at
+
+
+class Published:
+    """What came of a commit: outcomes per block, and the frames an SSD acknowledgement waits for."""
+
+    def __init__(self, outcomes: tuple[OutcomeRun, ...], frames: list[Frame]) -> None:
+        self.outcomes = outcomes
+        self.frames = frames
+
+
+class Putting:
+    """All puts under way. Guarded by the ladder's lock."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        writeback: WriteBack,
+        limits: Limits,
+        *,
+        new_number: Callable[[], int],
+        client_alive: Callable[[int], bool],
+    ) -> None:
+        self._catalog = catalog
+        self._writeback = writeback
+        self._limits = limits
+        self._new_number = new_number
+        self._client_alive = client_alive
+        self._checks = PutChecks(limits)
+        self._presence = Presence(catalog)
+        self._reservations: dict[int, Reservation] = {}
+        self._puts: dict[tuple[bytes, bytes], PendingPut] = {}
+        self._remembered: OrderedDict[int, Published] = OrderedDict()
+        self._quarantine: dict[int, tuple[int, list[U32Array]]] = {}
+
+    # Reserve
+
+    def reserve(
+        self, state: NamespaceState, request: ReserveRequest, *, monotonic: float, now: float
+    ) -> ReserveAnswer:
+        """Hand out slots for what is absent; what is present is renewed.
+
+        Errors: InvalidArgument, Overloaded.
+        """
+        pieces = self._checks.reserve(state, request)
+        if len(self._reservations) >= self._limits.reservations_max:
+            raise Overloaded(
+                f"reservations: {len(self._reservations)} are open, the limit is {self._limits.reservations_max}"
+            )
+        put = self._join_or_start(state, request, monotonic=monotonic, now=now)
+        fresh = [self._add_part(put, piece) for piece in pieces]
+        self._allocate(put, fresh, now=now)
+        outcomes = self._outcomes(put, fresh)
+        if not any(part.mask.any() for part in fresh):
+            for part in fresh:
+                del put.parts[part.data.part.index]
+            self._forget_if_empty(put)
+            return ReserveAnswer(reservation=0, outcomes=outcomes)
+        return self._grant(put, fresh, request.session, outcomes, monotonic)
+
+    def _join_or_start(
+        self, state: NamespaceState, request: ReserveRequest, *, monotonic: float, now: float
+    ) -> PendingPut:
+        known = self._puts.get((state.fingerprint, request.put_id)) if request.put_id else None
+        if known is not None:
+            self._checks.joins(known, request)
+            return known
+        name = self._catalog.retention.named(request.retention_class).name
+        put = PendingPut(state, request, retention_class=name, deadline=monotonic + RESERVATION_SECONDS)
+        stretches = self._presence.look(put)
+        self._renew(put, stretches, now=now)
+        return put
+
+    def _renew(self, put: PendingPut, stretches: list[Stretch], *, now: float) -> None:
+        """Touch what is present, and hold it: the put's own ancestors must not be evicted to make room for it."""
+        state = put.state
+        if state.flat:
+            nodes = {
+                id(n): n
+                for i in np.flatnonzero(~put.absent).tolist()
+                if (n := _flat_node(state, key_at(put.keys, i)))
+            }
+            for node in nodes.values():
+                self._catalog.touch_path(node, by=put.retention_class, now=now, is_write=True)
+                self._writeback.enqueue(node)
+            return
+        last = state.runs.find(put.parent) if not stretches else None
+        if last is not None:
+            self._catalog.touch_path(last, by=put.retention_class, now=now, is_write=True)
+        for _, node, matched in stretches:
+            if matched < node.count:
+                state.runs.split(node, matched)
+            self._catalog.touch_path(node, by=put.retention_class, now=now, is_write=True)
+            self._writeback.enqueue(node)
+            last = node
+        for item in state.runs.path(last):
+            for piece in item.slices:
+                self._catalog.hold(piece.frame)
+                put.held.append(piece.frame)
+
+    def _add_part(self, put: PendingPut, piece: PartBlocks) -> PutPart:
+        part = put.state.namespace.layout.parts[piece.part]
+        put_part = PutPart(part, self._presence.wanted(put, piece))
+        put.parts[piece.part] = put_part
+        return put_part
+
+    def _allocate(self, put: PendingPut, fresh: list[PutPart], *, now: float) -> None:
+        room = put.count
+        for part in fresh:
+            places = np.flatnonzero(part.mask)
+            slots = self._catalog.allocate(len(places), part.data.part, now=now)
+            part.data.slots[places[: len(slots)]] = slots
+            if len(slots) < len(places):
+                room = min(room, int(places[len(slots)]))
+        for part in fresh:
+            surplus = part.data.slots[room:]
+            self._catalog.free_slots(surplus[surplus != 0])
+            part.data.slots[room:] = 0
+            part.mask[room:] = False
+            part.data.generations[:] = self._catalog.memory.generations[part.data.slots]
+
+    @staticmethod
+    def _outcomes(put: PendingPut, fresh: list[PutPart]) -> tuple[OutcomeRun, ...]:
+        wanted = np.zeros(put.count, np.bool_)
+        granted = np.zeros(put.count, np.bool_)
+        for part in fresh:
+            wanted |= part.wanted
+            granted |= part.mask
+        return outcome_runs(
+            put.count,
+            (PutOutcome.IN_FLIGHT, put.in_flight),
+            (PutOutcome.THROTTLED, wanted),
+            (PutOutcome.RESERVED, granted),
+        )
+
+    def _grant(
+        self,
+        put: PendingPut,
+        fresh: list[PutPart],
+        session: int,
+        outcomes: tuple[OutcomeRun, ...],
+        monotonic: float,
+    ) -> ReserveAnswer:
+        number = self._new_number()
+        reservation = Reservation(
+            number, put, [part.data.part.index for part in fresh], session, put.deadline
+        )
+        self._reservations[number] = reservation
+        put.put_id = put.put_id or b"#" + number.to_bytes(8, "little")
+        self._puts[(put.state.fingerprint, put.put_id)] = put
+        required = {part.index for part in put.state.required}
+        for part in fresh:
+            part.reservation = number
+            if part.data.part.index in required:
+                for index in np.flatnonzero(part.mask).tolist():
+                    put.state.pending[key_at(put.keys, index)] = put
+        extents = tuple(extent for part in fresh for extent in reserved_extents(part))
+        return ReserveAnswer(
+            reservation=number, outcomes=outcomes, extents=extents, seconds=put.deadline - monotonic
+        )
+
+    # Commit
+
+    def commit(self, request: CommitRequest, *, now: float) -> Published:
+        """Publish a writer's blocks, or note that other parts are still missing. Idempotent.
+
+        Errors: InvalidArgument; LeaseExpired for a reservation that never existed.
+        """
+        remembered = self._remembered.get(request.reservation)
+        if remembered is not None:
+            self.abort(request.reservation)
+            return remembered
+        reservation = self._reservations.get(request.reservation)
+        if reservation is None:
+            raise LeaseExpired(f"reservation {request.reservation:#x} has ended or never existed")
+        self._checks.commit(reservation, request)
+        put = reservation.put
+        for index in reservation.parts:
+            part = put.parts[index]
+            part.committed = request.blocks
+            surplus = part.data.slots[request.blocks :]
+            self._catalog.free_slots(surplus[surplus != 0])
+            part.data.slots[request.blocks :] = 0
+            part.mask[request.blocks :] = False
+        del self._reservations[reservation.number]
+        result = self._publish(put, reservation, now=now) if put.complete else self._pending(put, reservation)
+        self._remember(reservation.number, result)
+        return result
+
+    def _pending(self, put: PendingPut, reservation: Reservation) -> Published:
+        return Published(self._final(put, reservation, PutOutcome.PART_PENDING), [])
+
+    def _final(self, put: PendingPut, reservation: Reservation, stored: PutOutcome) -> tuple[OutcomeRun, ...]:
+        parts = [put.parts[index] for index in reservation.parts]
+        return outcome_runs(
+            put.count,
+            (PutOutcome.IN_FLIGHT, put.in_flight),
+            *((PutOutcome.THROTTLED, part.wanted) for part in parts),
+            *((stored, part.mask) for part in parts),
+        )
+
+    def _remember(self, number: int, result: Published) -> None:
+        self._remembered[number] = result
+        while len(self._remembered) > self._limits.remembered_commits_max:
+            self._remembered.popitem(last=False)
+
+    # Publish
+
+    def _publish(self, put: PendingPut, reservation: Reservation, *, now: float) -> Published:
+        put.published = True
+        visible = put.visible_blocks
+        required = tuple(part.index for part in put.state.required)
+        nodes: list[Node] = []
+        if set(required) <= put.parts.keys():
+            nodes += self._publish_required(put, required, visible, now=now)
+        for index, part in put.parts.items():
+            if index not in required and part.committed is not None:
+                nodes += self._publish_side(put, index, part, now=now)
+        frames = self._settle_nodes(put, nodes, now=now)
+        outcomes = self._final(put, reservation, PutOutcome.STORED_HOST)
+        self._count_stored(outcomes)
+        self._close(put)
+        return Published(outcomes, frames)
+
+    def _count_stored(self, outcomes: tuple[OutcomeRun, ...]) -> None:
+        for run in outcomes:
+            self._catalog.events.add("kvstore_stored_blocks_total", run.count, outcome=str(run.outcome))
+
+    def _publish_required(
+        self, put: PendingPut, required: tuple[int, ...], visible: int, *, now: float
+    ) -> list[Node]:
+        mask = np.logical_and.reduce([put.parts[index].mask for index in required])
+        mask[visible:] = False
+        for index in required:
+            part = put.parts[index]
+            surplus = part.data.slots[part.mask & ~mask]
+            self._catalog.free_slots(surplus[surplus != 0])
+            part.mask &= mask
+        nodes: list[Node] = []
+        for first, end in _runs_of(mask):
+            frame = frame_of(put, required, first, end, kind=FrameKind.MAIN, written_at=now)
+            if put.state.flat:
+                nodes.append(self._insert_loose(put.state, frame, WHOLE, put.retention_class, now))
+            else:
+                nodes.append(self._insert_run(put, frame, first, now))
+        return nodes
+
+    def _insert_run(self, put: PendingPut, frame: Frame, first: int, now: float) -> Node:
+        runs = put.state.runs
+        if first:
+            _, stretches = runs.walk_behind(put.parent, put.keys[: first * HASH_BYTES])
+            for _, node, matched in stretches[-1:]:
+                if matched < node.count:
+                    runs.split(node, matched)
+        return runs.insert(
+            frame.parent, [Slice(frame, 0, frame.count)], retention_class=put.retention_class, since=now
+        )
+
+    def _publish_side(self, put: PendingPut, index: int, part: PutPart, *, now: float) -> list[Node]:
+        nodes = []
+        for first, end in _runs_of(part.mask):
+            frame = frame_of(put, (index,), first, end, kind=FrameKind.SIDE, written_at=now)
+            nodes.append(self._insert_loose(put.state, frame, index, put.retention_class, now))
+        return nodes
+
+    @staticmethod
+    def _insert_loose(
+        state: NamespaceState, frame: Frame, part: int, retention_class: str, now: float
+    ) -> Node:
+        return state.loose.insert(frame, part=part, retention_class=retention_class, since=now)
+
+    def _settle_nodes(self, put: PendingPut, nodes: list[Node], *, now: float) -> list[Frame]:
+        waiting: list[Frame] = []
+        for node in nodes:
+            self._catalog.policy.add(node)
+        for node in nodes:
+            self._catalog.touch_path(node, by=put.retention_class, now=now, is_write=True)
+            waiting += [frame for frame in self._writeback.enqueue(node) if frame not in waiting]
+        for node in nodes:
+            if node.count and not node.loose:
+                self._catalog.join_path(put.state, node)
+        return waiting
+
+    def _close(self, put: PendingPut) -> None:
+        pending = put.state.pending
+        for index in range(put.count):
+            key = key_at(put.keys, index)
+            if pending.get(key) is put:
+                del pending[key]
+        self._puts.pop((put.state.fingerprint, put.put_id), None)
+        for frame in put.held:
+            self._catalog.unhold(frame)
+        put.held.clear()
+
+    def _forget_if_empty(self, put: PendingPut) -> None:
+        if not put.parts and not put.published:
+            self._close(put)
+
+    # Give up
+
+    def abort(self, number: int) -> bool:
+        """The writer gives up and touches its slots no more: they are free at once, quarantined ones too."""
+        quarantined = self._quarantine.pop(number, None)
+        if quarantined is not None:
+            for slots in quarantined[1]:
+                self._catalog.free_slots(slots)
+            return True
+        reservation = self._reservations.pop(number, None)
+        if reservation is None:
+            return False
+        for slots in self._withdraw(reservation):
+            self._catalog.free_slots(slots)
+        return True
+
+    def _withdraw(self, reservation: Reservation) -> list[U32Array]:
+        """Take a reservation's parts out of its put and return their slots; a put that misses parts for good is dropped."""
+        put = reservation.put
+        slots = [
+            part.data.slots[part.data.slots != 0]
+            for i in reservation.parts
+            if (part := put.parts.pop(i, None))
+        ]
+        if put.published:
+            return slots
+        if not any(r.put is put for r in self._reservations.values()):
+            for part in put.parts.values():
+                self._catalog.free_slots(part.data.slots[part.data.slots != 0])
+            put.parts.clear()
+            self._close(put)
+        return slots
+
+    def expire(self, *, monotonic: float) -> None:
+        """End overdue reservations; their slots wait in quarantine while the client may still write."""
+        for reservation in [r for r in self._reservations.values() if r.deadline <= monotonic]:
+            self._end(reservation)
+        for put in [p for p in self._puts.values() if p.deadline <= monotonic]:
+            self._drop_incomplete(put)
+
+    def _drop_incomplete(self, put: PendingPut) -> None:
+        """Every writer of a put has committed or gone, and required parts never came: all of it goes."""
+        for part in put.parts.values():
+            self._catalog.free_slots(part.data.slots[part.data.slots != 0])
+        put.parts.clear()
+        self._close(put)
+        self._catalog.events.add("kvstore_puts_incomplete_total")
+
+    def _end(self, reservation: Reservation) -> None:
+        del self._reservations[reservation.number]
+        slots = self._withdraw(reservation)
+        self._catalog.events.add("kvstore_reservations_expired_total")
+        outcome = (OutcomeRun(PutOutcome.EXPIRED, reservation.put.count),)
+        self._remember(reservation.number, Published(outcome, []))
+        self._quarantine[reservation.number] = (reservation.session, slots)
+        self.sweep_quarantine()
+
+    def end_session(self, session: int) -> None:
+        """A client is gone: its reservations end now."""
+        for reservation in [r for r in self._reservations.values() if r.session == session]:
+            self._end(reservation)
+
+    def sweep_quarantine(self) -> None:
+        """Free the slots of clients that are dead for certain."""
+        for number, (session, slots) in list(self._quarantine.items()):
+            if session and not self._client_alive(session):
+                del self._quarantine[number]
+                for piece in slots:
+                    self._catalog.free_slots(piece)
+
+    @property
+    def quarantined_slots(self) -> int:
+        """Slots that wait until their writer is certainly gone."""
+        return sum(len(piece) for _, slots in self._quarantine.values() for piece in slots)
+
+    def __len__(self) -> int:
+        return len(self._reservations)
+
+
+def _flat_node(state: NamespaceState, key: bytes) -> Node | None:
+    entry = state.loose.get(key)
+    return entry[0].nodes[0] if entry else None
+
+
+def _runs_of(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False]))))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

@@ -1,0 +1,155 @@
+"""What the store tells about itself: runs for `list` and `inspect`, totals for `status`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from kvstore.api import ListAnswer, RunInfo, StatusSnapshot
+from kvstore.core.catalog import Catalog, NamespaceState
+from kvstore.core.frames import Node
+from kvstore.errors import InvalidArgument
+from kvstore.tiers.base import Tier as TierSeam
+from kvstore.types import PAGE_BYTES, BlockHash, Tier
+
+LIST_LIMIT_MAX = 1000
+
+
+def run_info(catalog: Catalog, node: Node) -> RunInfo:
+    """Describe one node."""
+    host = sum(int(p.frame.resident(p.start, p.count).sum()) for p in node.slices)
+    ssd = sum(p.count for p in node.slices if p.frame.location is not None)
+    tiers = tuple(tier for tier, blocks in ((Tier.HOST, host), (Tier.SSD, ssd)) if blocks)
+    return RunInfo(
+        parent=BlockHash(node.parent_hash),
+        keys=node.keys,
+        tiers=tiers,
+        host_blocks=host,
+        ssd_blocks=ssd,
+        retention_class=node.retention_class,
+        written_at=min(p.frame.written_at for p in node.slices),
+        touched_at=node.since,
+        expires_at=catalog.retention.end(node),
+        bytes=sum(p.count * p.frame.block_stride_bytes for p in node.slices),
+        provenance=max(p.frame.provenance for p in node.slices),
+        leased=any(p.frame.holds for p in node.slices),
+    )
+
+
+def list_runs(catalog: Catalog, state: NamespaceState, *, cursor: str, limit: int) -> ListAnswer:
+    """Return one page of runs in order of their head hashes; the cursor is the last head seen.
+
+    Errors: InvalidArgument on a cursor that is no hash or a limit out of range.
+    """
+    if not 1 <= limit <= LIST_LIMIT_MAX:
+        raise InvalidArgument(f"list: limit must be 1..{LIST_LIMIT_MAX}, got {limit}")
+    try:
+        after = bytes.fromhex(cursor)
+    except ValueError as error:
+        raise InvalidArgument(f"list: cursor {cursor!r} did not come from a previous page") from error
+    nodes = sorted((node for node in state.nodes() if node.head > after), key=lambda node: node.head)
+    page = nodes[:limit]
+    more = page[-1].head.hex() if len(nodes) > limit else ""
+    return ListAnswer(runs=tuple(run_info(catalog, node) for node in page), cursor=more)
+
+
+def find_runs(
+    catalog: Catalog, state: NamespaceState, *, hash_prefix: bytes, limit: int
+) -> tuple[RunInfo, ...]:
+    """Return runs that contain a block whose hash starts with the given bytes."""
+    found: list[RunInfo] = []
+    for node in state.nodes():
+        keys = node.keys
+        if any(keys.startswith(hash_prefix, start) for start in range(0, len(keys), 32)):
+            found.append(run_info(catalog, node))
+        if len(found) >= limit:
+            break
+    return tuple(found)
+
+
+def status(catalog: Catalog, ssd: TierSeam | None, gauges: dict[str, float]) -> StatusSnapshot:
+    """Return totals by tier, class and namespace."""
+    by_class: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    namespaces = []
+    for state in catalog.namespaces.values():
+        sums: dict[str, float] = defaultdict(float)
+        for node in state.nodes():
+            _add(node, sums, by_class[node.retention_class])
+        names = {
+            "fingerprint": state.fingerprint.hex(),
+            "model": state.namespace.model,
+            "tenant": state.namespace.tenant,
+        }
+        namespaces.append({**names, **{key: int(sums[key]) for key in ("blocks", "host_bytes", "ssd_bytes")}})
+    blocks = {tier: int(sum(c[f"{tier}_blocks"] for c in by_class.values())) for tier in ("host", "ssd")}
+    return StatusSnapshot(
+        tiers=(
+            _host(catalog, blocks["host"]),
+            *(_ssd(catalog, ssd, blocks["ssd"]) if ssd is not None else ()),
+        ),
+        classes=tuple(_class_row(catalog, name, by_class[name]) for name in catalog.retention.classes),
+        namespaces=tuple(namespaces),
+        counters={_flat(name, labels): value for (name, labels), value in catalog.events.counters().items()},
+        gauges=gauges,
+    )
+
+
+def _add(node: Node, *sums: dict[str, float]) -> None:
+    for piece in node.slices:
+        stride = piece.frame.block_stride_bytes
+        host = int(piece.frame.resident(piece.start, piece.count).sum())
+        ssd = piece.count if piece.frame.location is not None else 0
+        for total in sums:
+            total["blocks"] += piece.count
+            total["host_blocks"] += host
+            total["ssd_blocks"] += ssd
+            total["host_bytes"] += host * stride
+            total["ssd_bytes"] += ssd * stride
+
+
+def _host(catalog: Catalog, blocks: int) -> dict[str, Any]:
+    capacity = catalog.slabs.usable_pages * PAGE_BYTES
+    used = catalog.slabs.used_pages * PAGE_BYTES
+    row = {
+        "tier": "host",
+        "state": "ok",
+        "capacity_bytes": capacity,
+        "used_bytes": used,
+        "free_bytes": capacity - used,
+    }
+    return {**row, "blocks": blocks, "detail": ""}
+
+
+def _ssd(catalog: Catalog, ssd: TierSeam, blocks: int) -> tuple[dict[str, Any], ...]:
+    usage, health = ssd.usage(), ssd.healthy()
+    state = "ok" if health.readable and health.writable else "read-only" if health.readable else "down"
+    row = {
+        "tier": "ssd",
+        "state": state,
+        "capacity_bytes": usage.capacity_bytes,
+        "used_bytes": usage.used_bytes,
+    }
+    more = {
+        "free_bytes": usage.free_bytes,
+        "blocks": blocks,
+        "detail": health.detail,
+        "segments": usage.segments,
+    }
+    return (
+        {**row, **more, "living_bytes": catalog.segments.used_bytes, "written_bytes": usage.written_bytes},
+    )
+
+
+def _class_row(catalog: Catalog, name: str, sums: dict[str, float]) -> dict[str, Any]:
+    held_by = catalog.retention.classes[name]
+    fixed = {
+        "class": name,
+        "ttl_seconds": held_by.ttl_seconds,
+        "mode": str(held_by.mode),
+        "lowest_tier": str(held_by.lowest_tier),
+    }
+    return {**fixed, **{key: int(sums[key]) for key in ("blocks", "host_bytes", "ssd_bytes")}}
+
+
+def _flat(name: str, labels: tuple[tuple[str, str], ...]) -> str:
+    return name + ("{" + ",".join(f"{key}={value}" for key, value in labels) + "}" if labels else "")

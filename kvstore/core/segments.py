@@ -1,0 +1,89 @@
+"""SSD segments as the core sees them: which frames live in which, who holds them, which may go first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvstore.core.frames import Frame
+from kvstore.core.retention import Retention
+from kvstore.tiers.base import FrameLocation
+
+
+class Segment:
+    """The living frames of one segment file and, per class, the latest touch of any of them."""
+
+    __slots__ = ("bytes", "frames", "last_touch", "number", "touched")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.frames: dict[Frame, None] = {}
+        self.bytes = 0
+        self.last_touch = 0.0
+        self.touched: dict[str, float] = {}
+
+    def held(self) -> bool:
+        """Say whether a lease or I/O holds one of its frames."""
+        return any(frame.holds or frame.loads for frame in self.frames)
+
+    def end(self, retention: Retention) -> float:
+        """Return when the last of its frames expires, derived from the classes' present TTLs."""
+        return max(
+            (since + retention.held_by(name).ttl_seconds for name, since in self.touched.items()), default=0.0
+        )
+
+
+class SegmentTable:
+    """All segments with living frames. Units: bytes of living frames, headers included."""
+
+    def __init__(self) -> None:
+        self._segments: dict[int, Segment] = {}
+        self.used_bytes = 0
+        self.newest = -1
+
+    def place(self, frame: Frame, location: FrameLocation, *, retention_class: str, since: float) -> None:
+        """Note that a frame is durable at `location`."""
+        segment = self._segments.setdefault(location.segment, Segment(location.segment))
+        frame.location = location
+        segment.frames[frame] = None
+        segment.bytes += location.length_bytes
+        self.used_bytes += location.length_bytes
+        self.newest = location.segment
+        self.touch(frame, retention_class, since)
+
+    def touch(self, frame: Frame, retention_class: str, since: float) -> None:
+        """Note that a class holds a frame since a wall time."""
+        if frame.location is None:
+            return
+        segment = self._segments[frame.location.segment]
+        segment.touched[retention_class] = max(since, segment.touched.get(retention_class, 0.0))
+        segment.last_touch = max(segment.last_touch, since)
+
+    def forget(self, frame: Frame) -> FrameLocation | None:
+        """A frame left the SSD tier; returns where it was."""
+        location = frame.location
+        if location is None:
+            return None
+        segment = self._segments[location.segment]
+        del segment.frames[frame]
+        segment.bytes -= location.length_bytes
+        self.used_bytes -= location.length_bytes
+        frame.location = None
+        if not segment.frames:
+            del self._segments[segment.number]
+        return location
+
+    def expired(self, retention: Retention, now: float) -> list[Segment]:
+        """Return the segments in which nothing lives any more."""
+        return [s for s in self._segments.values() if s.end(retention) <= now and not s.held()]
+
+    def victim(self) -> Segment | None:
+        """Return the segment touched longest ago that nothing holds; the one being written only when it is the last."""
+        free = [s for s in self._segments.values() if not s.held()]
+        older = [s for s in free if s.number != self.newest]
+        return min(older or free, key=lambda s: (s.last_touch, s.number), default=None)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(list(self._segments.values()))
+
+    def __len__(self) -> int:
+        return len(self._segments)

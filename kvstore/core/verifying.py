@@ -1,0 +1,146 @@
+"""Verify: re-read and check every digest, in host memory and on SSD."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import xxhash
+
+from kvstore.core.catalog import Catalog
+from kvstore.core.frames import Frame, PartSlots
+from kvstore.tiers.base import FrameRead, Tier
+from kvstore.types import HASH_BYTES, Fingerprint, MissReason, key_at
+from kvstore.types import Tier as TierName
+
+Decision = Callable[[], AbstractContextManager[None]]
+CHUNK_BYTES = 1 << 20
+READ_SECONDS_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyFault:
+    """One block whose bytes are not what they were."""
+
+    namespace: Fingerprint
+    key: bytes
+    tier: TierName
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyStep:
+    """Progress after one stretch of blocks; copies in two tiers count twice."""
+
+    blocks_done: int
+    blocks_total: int
+    bytes_done: int
+    faults: tuple[VerifyFault, ...]
+
+
+def verify(
+    catalog: Catalog,
+    ssd: Tier | None,
+    decision: Decision,
+    now: Callable[[], float],
+    namespace: Fingerprint | None,
+) -> Iterator[VerifyStep]:
+    """Check all blocks that are there when it starts; bad ones are dropped, so that they cannot be served."""
+    with decision():
+        frames = _frames(catalog, namespace)
+        total = sum(_copies(frame) for frame in frames)
+    done = done_bytes = 0
+    for frame in frames:
+        for blocks, faults in _check(catalog, ssd, decision, now, frame):
+            done += blocks
+            done_bytes += blocks * frame.block_stride_bytes
+            yield VerifyStep(done, total, done_bytes, faults)
+    yield VerifyStep(done, done, done_bytes, ())
+
+
+def _frames(catalog: Catalog, namespace: Fingerprint | None) -> list[Frame]:
+    states = [catalog.state(namespace)] if namespace else list(catalog.namespaces.values())
+    return list(
+        {id(p.frame): p.frame for state in states for node in state.nodes() for p in node.slices}.values()
+    )
+
+
+def _copies(frame: Frame) -> int:
+    return int(frame.resident(0, frame.count).sum()) + (frame.count if frame.location is not None else 0)
+
+
+def _check(
+    catalog: Catalog, ssd: Tier | None, decision: Decision, now: Callable[[], float], frame: Frame
+) -> Iterator[tuple[int, tuple[VerifyFault, ...]]]:
+    with decision():
+        if frame.dead:
+            return
+        catalog.hold(frame)
+    try:
+        yield from _check_host(catalog, decision, frame)
+        if ssd is not None:
+            yield from _check_ssd(catalog, ssd, decision, now, frame)
+    finally:
+        with decision():
+            catalog.unhold(frame)
+
+
+def _check_host(
+    catalog: Catalog, decision: Decision, frame: Frame
+) -> Iterator[tuple[int, tuple[VerifyFault, ...]]]:
+    mask = frame.resident(0, frame.count)
+    faults: list[VerifyFault] = []
+    for block in mask.nonzero()[0].tolist():
+        host = frame.host
+        if host is not None and not all(_intact(catalog, part, block) for part in host):
+            faults.append(
+                VerifyFault(frame.fingerprint, key_at(frame.keys, block), TierName.HOST, "digest differs")
+            )
+            with decision():
+                catalog.distrust(frame, block)
+    if mask.any():
+        yield int(mask.sum()), tuple(faults)
+
+
+def _intact(catalog: Catalog, slots: PartSlots, block: int) -> bool:
+    (image,) = catalog.memory.images(slots.slots[block : block + 1], stride_pages=slots.part.stride_pages)
+    length = int(slots.lengths[block])
+    found = b"".join(
+        xxhash.xxh3_128_digest(image[s.offset : min(s.offset + s.length, max(length, s.offset))])
+        for s in slots.part.segments
+    )
+    return bool(found == slots.digests[block].tobytes())
+
+
+def _check_ssd(
+    catalog: Catalog, ssd: Tier, decision: Decision, now: Callable[[], float], frame: Frame
+) -> Iterator[tuple[int, tuple[VerifyFault, ...]]]:
+    location = frame.location
+    if location is None:
+        return
+    step = max(1, CHUNK_BYTES // frame.block_stride_bytes)
+    for start in range(0, frame.count, step):
+        count = min(step, frame.count - start)
+        keys = frame.keys[start * HASH_BYTES : (start + count) * HASH_BYTES]
+        good, detail = count, ""
+        for position, part in enumerate(frame.parts):
+            with decision():
+                slots = catalog.allocate(count, part, now=now())
+            try:
+                into = catalog.memory.images(slots, stride_pages=part.stride_pages)
+                read = FrameRead(
+                    location, frame.count, frame.parts, position, start, keys[: len(slots) * HASH_BYTES], into
+                )
+                result = ssd.read_into([read])[0].result(READ_SECONDS_MAX)
+            finally:
+                with decision():
+                    catalog.free_slots(slots)
+            if result.good < len(slots) and result.good < good:
+                good, detail = result.good, result.detail or str(result.reason)
+        faults: tuple[VerifyFault, ...] = ()
+        if good < count:
+            faults = (VerifyFault(frame.fingerprint, key_at(frame.keys, start + good), TierName.SSD, detail),)
+            with decision():
+                catalog.drop_block(frame, start + good, MissReason.CORRUPT)
+        yield count, faults

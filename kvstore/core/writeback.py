@@ -1,0 +1,159 @@
+"""Write-behind: which frames go to SSD next, in what order, and who waits for them."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+
+from kvstore.core.catalog import Catalog
+from kvstore.core.frames import Frame, Node
+from kvstore.core.index import RunIndex
+from kvstore.core.limits import Limits
+from kvstore.core.plan import Plan
+from kvstore.retention import RetentionClass
+from kvstore.tiers.base import FrameHeader, FrameWrite, PartImage, TouchNote, WriteResult
+from kvstore.types import MissReason
+
+
+class WriteBack:
+    """Frames on their way to SSD. Ancestors are queued before descendants, and the tier keeps the order."""
+
+    def __init__(self, catalog: Catalog, limits: Limits, *, enabled: bool) -> None:
+        self._catalog = catalog
+        self._limits = limits
+        self._enabled = enabled
+        self._queue: OrderedDict[Frame, None] = OrderedDict()
+        self.in_flight_bytes = 0
+        self.queued_bytes = 0
+
+    def enqueue(self, node: Node) -> list[Frame]:
+        """Queue what of a node and its ancestors is not on SSD yet, ancestors first; returns the frames not yet durable."""
+        missing: list[Frame] = []
+        if not self._enabled or not self._catalog.retention.held_by(node.retention_class).reaches_ssd:
+            return missing
+        for item in reversed(RunIndex.path(node)):
+            for piece in item.slices:
+                frame = piece.frame
+                if frame.location is None and not frame.dead and frame not in missing:
+                    missing.append(frame)
+                    if not frame.queued and frame.fully_resident():
+                        frame.queued = True
+                        self._queue[frame] = None
+                        self.queued_bytes += frame_bytes(frame)
+        return missing
+
+    def next(self) -> list[tuple[Frame, FrameWrite]]:
+        """Return the next frames to write, as many as the bounded queue takes, held until `finished`."""
+        ready: list[tuple[Frame, FrameWrite]] = []
+        while self._queue:
+            frame = next(iter(self._queue))
+            size = frame_bytes(frame)
+            if self.in_flight_bytes and self.in_flight_bytes + size > self._limits.write_queue_bytes_max:
+                break
+            del self._queue[frame]
+            self.queued_bytes = max(0, self.queued_bytes - size)
+            if frame.dead or not frame.nodes or not frame.fully_resident():
+                self._settle(frame, durable=False)
+                continue
+            self._make_room(size)
+            self._catalog.hold(frame)
+            self.in_flight_bytes += size
+            ready.append((frame, self._write(frame)))
+        return ready
+
+    def _make_room(self, size: int) -> None:
+        capacity = self._limits.ssd_capacity_bytes
+        while capacity and self._catalog.segments.used_bytes + self.in_flight_bytes + size > capacity:
+            victim = self._catalog.segments.victim()
+            if victim is None:
+                return
+            self._catalog.release_segment(victim, MissReason.EVICTED)
+
+    def _write(self, frame: Frame) -> FrameWrite:
+        node = frame.nodes[0]
+        held_by = self._catalog.retention.held_by(node.retention_class)
+        assert frame.host is not None
+        header = FrameHeader(
+            namespace=frame.fingerprint,
+            kind=frame.kind,
+            parent=frame.parent,
+            keys=frame.keys,
+            parts=frame.parts,
+            retention_class=held_by.name,
+            written_at=frame.written_at,
+            provenance=frame.provenance,
+        )
+        images = tuple(
+            PartImage(
+                part=slots.part,
+                images=self._catalog.memory.images(slots.slots, stride_pages=slots.part.stride_pages),
+                lengths=slots.lengths.tobytes(),
+                digests=slots.digests.tobytes(),
+            )
+            for slots in frame.host
+        )
+        return FrameWrite(header, images, bucket_of(held_by, frame.written_at, self._limits.bucket_fraction))
+
+    def finished(self, frame: Frame, size: int, result: WriteResult) -> None:
+        """Note where a frame is durable, or that it was refused and stays in host memory alone."""
+        self.in_flight_bytes -= size
+        location = result.location
+        if location is not None and frame.dead:
+            self._catalog.plan.delete.append(location)
+        elif location is not None:
+            node = frame.nodes[0]
+            self._catalog.segments.place(
+                frame, location, retention_class=node.retention_class, since=node.since
+            )
+            if node.since != frame.written_at:
+                self._catalog.plan.notes.append(TouchNote(location, node.retention_class, node.since))
+        else:
+            self._catalog.events.add("kvstore_write_refusals_total")
+        self._settle(frame, durable=location is not None and not frame.dead)
+        self._catalog.unhold(frame)
+
+    def _settle(self, frame: Frame, *, durable: bool) -> None:
+        frame.queued = False
+        self._catalog.tell_waiters(frame, durable=durable)
+
+    @property
+    def waiting(self) -> bool:
+        """Say whether frames wait for room in the tier's queue."""
+        return bool(self._queue)
+
+    @property
+    def idle(self) -> bool:
+        """Say whether nothing waits and nothing is under way."""
+        return not self._queue and not self.in_flight_bytes
+
+
+def frame_bytes(frame: Frame) -> int:
+    """Bytes of a frame's records."""
+    return frame.count * frame.block_stride_bytes
+
+
+def bucket_of(held_by: RetentionClass, written_at: float, fraction: float) -> str:
+    """Name the segments a frame belongs to: its class and the stretch of time it was written in."""
+    if math.isinf(held_by.ttl_seconds):
+        return f"{held_by.name}-0"
+    return f"{held_by.name}-{int(written_at // max(1.0, held_by.ttl_seconds * fraction))}"
+
+
+class DurableWait:
+    """Counts down the frames an acknowledgement waits for; the verdict goes out once the lock is released."""
+
+    def __init__(self, frames: list[Frame], plan: Plan, done: Callable[[bool], None]) -> None:
+        self._left = len(frames)
+        self._all_durable = True
+        self._plan = plan
+        self._done = done
+        for frame in frames:
+            frame.waiters.append(self._settled)
+
+    def _settled(self, durable: bool) -> None:
+        self._all_durable &= durable
+        self._left -= 1
+        if not self._left:
+            verdict = self._all_durable
+            self._plan.calls.append(lambda: self._done(verdict))

@@ -1,0 +1,182 @@
+"""Host memory and a tier without files, for tests of the core on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvstore.namespace import Namespace
+from kvstore.tiers.base import (
+    FrameHeader,
+    FrameLocation,
+    FrameRead,
+    FrameWrite,
+    ReadResult,
+    RecoveredFrame,
+    RecoveryReport,
+    SegmentInfo,
+    TierHealth,
+    TierUsage,
+    TouchNote,
+    WriteResult,
+)
+from kvstore.types import DIGEST_BYTES, HASH_BYTES, PAGE_BYTES, Fingerprint, MissReason
+
+
+class PrivateMemory:
+    """An arena in private memory: the same addressing as the shared one."""
+
+    def __init__(self, pages: int) -> None:
+        self.first_page = 1
+        self.total_pages = pages + 1
+        self.generations: npt.NDArray[np.uint32] = np.zeros(self.total_pages, np.uint32)
+        self.data = np.zeros(self.total_pages * PAGE_BYTES, np.uint8)
+
+    def images(self, slots: npt.NDArray[np.uint32], *, stride_pages: int) -> tuple[memoryview, ...]:
+        size = stride_pages * PAGE_BYTES
+        return tuple(memoryview(self.data)[s * PAGE_BYTES : s * PAGE_BYTES + size] for s in slots.tolist())
+
+    def touched_pages(self) -> int:
+        return self.total_pages - self.first_page
+
+
+@dataclass(slots=True)
+class StoredFrame:
+    """A frame as a dict tier keeps it: per part, one (payload, digests) a block."""
+
+    header: FrameHeader
+    location: FrameLocation
+    records: list[list[tuple[bytes, bytes]]]
+    retention_class: str
+    touched_at: float
+
+
+@dataclass(slots=True)
+class Disk:
+    """What outlives a DictTier: hand it to the next one to reopen."""
+
+    frames: dict[tuple[int, int], StoredFrame] = field(default_factory=dict)
+    namespaces: dict[Fingerprint, Namespace] = field(default_factory=dict)
+    next_offset: int = 0
+
+
+class DictTier:
+    """A tier over a dict. With `manual`, futures wait until `run` is called, so that tests choose the interleaving."""
+
+    def __init__(self, disk: Disk, *, frames_per_segment: int = 4, manual: bool = False) -> None:
+        self.disk = disk
+        self.manual = manual
+        self.refuse_writes = ""
+        self._per_segment = frames_per_segment
+        self._work: list[tuple[object, object, object]] = []
+
+    def register(self, namespace: Namespace) -> None:
+        self.disk.namespaces[namespace.fingerprint] = namespace
+
+    def write(self, frames: Sequence[FrameWrite]) -> list[Future[WriteResult]]:
+        return [self._submit(self._write, frame) for frame in frames]
+
+    def read_into(self, reads: Sequence[FrameRead]) -> list[Future[ReadResult]]:
+        return [self._submit(self._read, read) for read in reads]
+
+    def _submit(self, function: object, argument: object) -> Future:  # type: ignore[type-arg]
+        future: Future = Future()  # type: ignore[type-arg]
+        self._work.append((function, argument, future))
+        if not self.manual:
+            self.run()
+        return future
+
+    def run(self, count: int = 1 << 30) -> int:
+        """Carry out up to `count` pending operations."""
+        done = 0
+        while self._work and done < count:
+            function, argument, future = self._work.pop(0)
+            future.set_result(function(argument))  # type: ignore[attr-defined,operator]
+            done += 1
+        return done
+
+    def _write(self, write: FrameWrite) -> WriteResult:
+        if self.refuse_writes:
+            return WriteResult(None, self.refuse_writes)
+        segment = self.disk.next_offset // self._per_segment
+        location = FrameLocation(segment, self.disk.next_offset, PAGE_BYTES, PAGE_BYTES)
+        self.disk.next_offset += 1
+        records = []
+        for part in write.parts:
+            image = b"".join(bytes(view) for view in part.images)
+            lengths = np.frombuffer(part.lengths, np.uint32)
+            width = DIGEST_BYTES * len(part.part.segments)
+            records.append(
+                [
+                    (image[i * part.part.stride_bytes :][: int(n)], part.digests[i * width : (i + 1) * width])
+                    for i, n in enumerate(lengths)
+                ]
+            )
+        stored = StoredFrame(write.header, location, records, write.header.retention_class, write.header.written_at)
+        self.disk.frames[(segment, location.offset)] = stored
+        return WriteResult(location)
+
+    def _read(self, read: FrameRead) -> ReadResult:
+        stored = self.disk.frames.get((read.location.segment, read.location.offset))
+        if stored is None:
+            return ReadResult(0, b"", b"", MissReason.TIER_DOWN, "frame is gone")
+        records = stored.records[read.part_position][read.first : read.first + len(read.keys) // HASH_BYTES]
+        lengths, digests = [], []
+        for index, (payload, digest) in enumerate(records):
+            segments = stored.header.parts[read.part_position].segments
+            found = b"".join(xxhash.xxh3_128_digest(payload[s.offset : s.offset + s.length]) for s in segments)
+            key = stored.header.keys[(read.first + index) * HASH_BYTES :][:HASH_BYTES]
+            if found != digest or key != read.keys[index * HASH_BYTES :][:HASH_BYTES]:
+                return self._result(lengths, digests, MissReason.CORRUPT)
+            view = read.into[index] if len(read.into) == len(records) else None
+            assert view is not None
+            view[: len(payload)] = payload
+            lengths.append(len(payload))
+            digests.append(digest)
+        return self._result(lengths, digests, None)
+
+    @staticmethod
+    def _result(lengths: list[int], digests: list[bytes], reason: MissReason | None) -> ReadResult:
+        return ReadResult(len(lengths), np.array(lengths, np.uint32).tobytes(), b"".join(digests), reason)
+
+    def annotate(self, notes: Sequence[TouchNote]) -> None:
+        for note in notes:
+            stored = self.disk.frames.get((note.location.segment, note.location.offset))
+            if stored is not None:
+                stored.retention_class, stored.touched_at = note.retention_class, note.touched_at
+
+    def delete(self, frames: Sequence[FrameLocation]) -> Future[int]:
+        for location in frames:
+            self.disk.frames.pop((location.segment, location.offset), None)
+        future: Future[int] = Future()
+        future.set_result(0)
+        return future
+
+    def unlink(self, segments: Sequence[int]) -> Future[int]:
+        gone = [place for place in self.disk.frames if place[0] in segments]
+        return self.delete([self.disk.frames[place].location for place in gone])
+
+    def recover(self) -> Iterable[RecoveredFrame]:
+        for stored in self.disk.frames.values():
+            yield RecoveredFrame(stored.header, stored.location, stored.retention_class, stored.touched_at)
+
+    def report(self) -> RecoveryReport:
+        namespaces = tuple(self.disk.namespaces.values())
+        return RecoveryReport(namespaces, len(self.disk.frames), 0, 0, 0, 0, (), False, 0.0)
+
+    def usage(self) -> TierUsage:
+        return TierUsage(0, 0, 0, 0, 0, 0)
+
+    def segments(self) -> list[SegmentInfo]:
+        return []
+
+    def healthy(self) -> TierHealth:
+        return TierHealth(True, True)
+
+    def close(self, *, deadline_seconds: float) -> None:
+        self.run()
