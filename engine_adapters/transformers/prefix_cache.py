@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from kvstore.client import Client, Match
 
 SUFFIX_TOKENS_MIN = 16
-"""Rows that a hit leaves to compute. One to three rows run other kernels than a whole prompt, and their
-logits
-differ in the last bits; from four rows on they were equal bit for bit in float32 (SmolLM2, torch 2.13,
-AVX-512)."""
+"""Rows that a hit leaves to compute. One to three rows run other kernels than a whole prompt: their logits differ
+in the last bits. From four rows on they are equal bit for bit (float32, SmolLM2, torch 2.13, AVX-512)."""
 FETCH_SECONDS_MIN = 0.05
 _log = logging.getLogger(__name__)
 
