@@ -72,7 +72,6 @@ class Daemon:
             await asyncio.to_thread(store.close, deadline_seconds=1.0)
             raise
         self._supervisor.every("tick", TICK_SECONDS, store.ladder.tick)
-        store.start_threads(self._supervisor)
         self._report = Report(
             version=__version__,
             pid=os.getpid(),
@@ -83,7 +82,7 @@ class Daemon:
             arena=store.arena_text(),
             ssd=store.ssd_text(),
             recovery=recovery,
-            notes=(*store.notes, *notes),
+            notes=(*store.notes(), *notes),
         )
         self._ready_at = self._clock.monotonic()
         self._gate.move(State.SERVING)
@@ -159,7 +158,7 @@ class Daemon:
 
     def _gauges(self, store: Store) -> Mapping[str, float]:
         return {
-            **store.ladder.status().gauges,
+            **store.ladder.gauges(),
             "kvstore_sessions": self._gate.sessions,
             "kvstore_serving": float(self._gate.state is State.SERVING),
             "kvstore_uptime_seconds": self._uptime(),

@@ -21,6 +21,7 @@ from kvstore.service.landing import Landing, Piece, merged
 from kvstore.service.verbs import Verbs
 from kvstore.types import AckTier
 
+LEASE_CHECK_SECONDS = 1.0
 BATCH_BYTES = 4 << 20
 """Payload copied out per hop to a worker thread."""
 FetchContext = grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchReply]
@@ -99,8 +100,12 @@ class Framed:
         loop = asyncio.get_running_loop()
         durable: asyncio.Future[CommitAnswer] = loop.create_future()
 
+        def settle(answer: CommitAnswer) -> None:
+            if not durable.done():
+                durable.set_result(answer)
+
         def hear(answer: CommitAnswer) -> None:
-            loop.call_soon_threadsafe(lambda: durable.done() or durable.set_result(answer))
+            loop.call_soon_threadsafe(settle, answer)
 
         request = CommitRequest(reservation=reservation, blocks=good, parts=landing.landed(good), ack=ack)
         answer = self._verbs.ladder.commit(request, hear)
@@ -122,12 +127,20 @@ class Framed:
                 loop.call_soon_threadsafe(news.put_nowait, progress)
 
             progress = self._verbs.ladder.watch(request.lease, hear)
-            layout = self._verbs.layout_of_lease(request.lease)
+            layout = self._verbs.ladder.lease_namespace(request.lease).layout
             while True:
                 await self._send(progress, request, context, layout)
                 if progress.done:
                     return
-                progress = await news.get()
+                progress = await self._next(news, request.lease)
+
+    async def _next(self, news: asyncio.Queue[Progress], lease: int) -> Progress:
+        """Wait for news; a lease that was released meanwhile will bring none."""
+        while True:
+            try:
+                return await asyncio.wait_for(news.get(), LEASE_CHECK_SECONDS)
+            except TimeoutError:
+                self._verbs.ladder.watch(lease, None)
 
     async def _send(
         self, progress: Progress, request: pb.FetchRequest, context: FetchContext, layout: Layout
@@ -153,15 +166,9 @@ class Framed:
         size = index = 0
         for view in self._verbs.ladder.images(extent, part):
             for base in range(0, len(view), part.stride_bytes):
-                length = int(extent.lengths[index])
-                for offset in range(0, length, CHUNK_BYTES_MAX):
-                    end = min(length, offset + CHUNK_BYTES_MAX)
-                    data = view[base + offset : base + end].tobytes()
-                    chunk = pb.FetchReply.Chunk(
-                        part=extent.part, block=extent.first + index, offset=offset, data=data
-                    )
-                    batch.append(pb.FetchReply(chunk=chunk, boot_id=boot_id))
-                    size += end - offset
+                record = view[base : base + int(extent.lengths[index])]
+                batch += _chunks(record, part=extent.part, block=extent.first + index, boot_id=boot_id)
+                size += len(record)
                 index += 1
                 if size >= BATCH_BYTES:
                     self._check_unmoved(extent, index)
@@ -175,3 +182,10 @@ class Framed:
         slots = extent.slots[:count]
         if not np.array_equal(self._generations[slots], extent.generations[:count]):
             raise LeaseExpired(f"fetch: slots of part {extent.part} changed hands while they were read")
+
+
+def _chunks(record: memoryview, *, part: int, block: int, boot_id: int) -> Iterator[pb.FetchReply]:
+    for offset in range(0, len(record), CHUNK_BYTES_MAX):
+        data = record[offset : offset + CHUNK_BYTES_MAX].tobytes()
+        chunk = pb.FetchReply.Chunk(part=part, block=block, offset=offset, data=data)
+        yield pb.FetchReply(chunk=chunk, boot_id=boot_id)

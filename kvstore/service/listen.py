@@ -10,7 +10,7 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 SOCKET_PATH_BYTES_MAX = 107
 TOKEN_CHARACTERS_MIN = 16
 OPEN_TO_ALL = "/grpc.health.v1.Health/"
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 def prepare_socket(address: str) -> Path:
@@ -145,20 +145,20 @@ def token_of(settings: ServerSettings) -> str:
     return token
 
 
-class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc ships no types for it
+class TokenCheck(grpc.aio.ServerInterceptor):
     """Lets calls with the right bearer token pass; only health is open to all."""
 
     def __init__(self, token: str, events: Events) -> None:
         self._expected = f"Bearer {token}".encode()
         self._events = events
-        self._refusal = grpc.unary_unary_rpc_method_handler(_refuse)
-        self._stream_refusal = grpc.stream_stream_rpc_method_handler(_refuse_stream)
+        self._refusal: Handler = grpc.unary_unary_rpc_method_handler(_refuse)
+        self._stream_refusal: Handler = grpc.stream_stream_rpc_method_handler(_refuse_stream)
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
+    ) -> Handler | None:
         """Return the method's handler, or one that refuses."""
         handler = await continuation(handler_call_details)
         if handler_call_details.method.startswith(OPEN_TO_ALL) or handler is None:

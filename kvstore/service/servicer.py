@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc.aio
 
@@ -22,6 +22,8 @@ from kvstore.service.session import Offer, Session
 from kvstore.service.verbs import Verbs
 
 _log = logging.getLogger(__name__)
+Q = TypeVar("Q")
+R = TypeVar("R")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -71,7 +73,7 @@ class DataServicer(data_pb2_grpc.DataServicer):
         except KVStoreError as error:
             await refuse(context, error, self._events)
 
-    async def _unary(self, verb: Callable[[Any], Any], request: Any, context: Context) -> Any:
+    async def _unary(self, verb: Callable[[Q], R], request: Q, context: Context) -> R:
         try:
             return verb(request)
         except Exception as error:
@@ -79,7 +81,10 @@ class DataServicer(data_pb2_grpc.DataServicer):
 
     async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenReply:
         """Open a namespace."""
-        return await self._unary(self._verbs.open, request, context)
+        try:
+            return await asyncio.to_thread(self._verbs.open, request)
+        except Exception as error:
+            await refuse(context, error, self._events)
 
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
         """Match; the progress of a lease that is not ready is there through Fetch."""
@@ -126,8 +131,12 @@ class DataServicer(data_pb2_grpc.DataServicer):
         loop = asyncio.get_running_loop()
         durable: asyncio.Future[CommitAnswer] = loop.create_future()
 
+        def settle(answer: CommitAnswer) -> None:
+            if not durable.done():
+                durable.set_result(answer)
+
         def hear(answer: CommitAnswer) -> None:
-            loop.call_soon_threadsafe(lambda: durable.done() or durable.set_result(answer))
+            loop.call_soon_threadsafe(settle, answer)
 
         try:
             reply = self._verbs.commit(request, on_durable=hear)
@@ -145,7 +154,7 @@ class DataServicer(data_pb2_grpc.DataServicer):
         """Send a framed fetch."""
         await self._framed_call(self._framed.fetch(request, context), context)
 
-    async def _framed_call(self, call: Awaitable[Any], context: Context) -> Any:
+    async def _framed_call(self, call: Awaitable[R], context: Context) -> R:
         try:
             return await call
         except Exception as error:

@@ -19,7 +19,7 @@ from kvstore.rpc.v1 import admin_pb2, admin_pb2_grpc, data_pb2, data_pb2_grpc
 from kvstore.service.admin import AdminServicer
 from kvstore.service.framed import Framed
 from kvstore.service.gate import Gate, State
-from kvstore.service.listen import TokenCheck, bind_tcp, bind_unix, new_server, prepare_socket, token_of
+from kvstore.service.listen import TokenCheck, bind_tcp, bind_unix, new_server, token_of
 from kvstore.service.servicer import DataServicer, SessionNumbers
 from kvstore.service.session import Offer
 from kvstore.service.store import Store
@@ -66,7 +66,7 @@ class Serving:
         self._gate.on_change = self._health_follows
         server = self._settings.server
         await self._set_health(self._gate.state)
-        path = prepare_socket(server.address)
+        path = self._store.socket
         local = new_server(server)
         self._add_services(local, self._offer(local=True))
         bind_unix(local, path, server)
@@ -102,19 +102,14 @@ class Serving:
 
     def _offer(self, *, local: bool) -> Offer:
         server, store = self._settings.server, self._store
-        limits: dict[str, int] = {
-            "message_bytes_max": server.message_bytes_max,
-            "requests_max": server.session_requests_max,
-            "queue_max": server.session_queue_max,
-        }
-        if not local:
-            return Offer(**limits)
         return Offer(
-            arena_path=str(store.arena.path),
-            arena_bytes=store.arena.size_bytes,
-            arena_id=store.arena.arena_id,
-            lock_path=str(store.locks.path),
-            **limits,
+            arena_path=str(store.arena.path) if local else "",
+            arena_bytes=store.arena.size_bytes if local else 0,
+            arena_id=store.arena.arena_id if local else 0,
+            lock_path=str(store.locks.path) if local else "",
+            message_bytes_max=server.message_bytes_max,
+            requests_max=server.session_requests_max,
+            queue_max=server.session_queue_max,
         )
 
     def _health_follows(self, state: State) -> None:

@@ -60,7 +60,8 @@ class Session:
         self._outgoing: deque[pb.SessionReply] = deque()
         self._flushing = False
         self._flush_task: asyncio.Task[None] | None = None
-        self._unfinished: set[int] = set()
+        self._loading: set[int] = set()
+        self._committing: set[int] = set()
         self._client = ""
         self._cut = False
         self._over = False
@@ -68,8 +69,8 @@ class Session:
     async def run(self) -> None:
         """Serve until the client ends the stream, dies, or is cut off."""
         try:
-            while (request := await self._context.read()) is not grpc.aio.EOF:
-                self._receive(request)
+            while isinstance(request := await self._context.read(), pb.SessionRequest):
+                await self._receive(request)
                 await self._flush()
         except asyncio.CancelledError:
             if not self._cut:
@@ -81,10 +82,15 @@ class Session:
         if self._cut:
             await self._refuse_slow_reader()
 
-    def _receive(self, request: pb.SessionRequest) -> None:
+    async def _receive(self, request: pb.SessionRequest) -> None:
         verb = request.WhichOneof("verb")
         try:
-            reply = self._answer(verb, request)
+            if verb == "open" and self._client:
+                reply: dict[str, Any] | None = {
+                    "open": await asyncio.to_thread(self._verbs.open, request.open)
+                }
+            else:
+                reply = self._answer(verb, request)
         except KVStoreError as error:
             reply = {"error": self._error_of(error)}
         except Exception as error:
@@ -110,6 +116,8 @@ class Session:
         if verb == "commit":
             reply = self._commit(message, request.request_id)
             return None if reply is None else {"commit": reply}
+        if verb == "release":
+            self._loading.discard(message.lease)
         return {verb: getattr(self._verbs, verb)(message)}
 
     def _hello(self, hello: pb.HelloRequest) -> pb.HelloReply:
@@ -136,27 +144,26 @@ class Session:
         if not request_id:
             raise InvalidArgument("match: needs a request id, its answer would be lost")
         on_progress = self._later(request_id, self._news)
-        layout = None
 
         def hear(progress: Progress) -> None:
-            nonlocal layout
-            layout = layout or self._verbs.layout_of(message.namespace)
-            on_progress(progress, layout)
+            on_progress(progress, self._verbs.layout_of(message.namespace))
 
         reply = self._verbs.match(message, session=self.number, on_progress=hear)
-        if not reply.ready:
-            self._unfinished.add(request_id)
+        self._loading -= {release.lease for release in message.release}
+        if reply.lease and not reply.ready and not message.no_load:
+            self._loading.add(reply.lease)
         return reply
 
     def _commit(self, message: pb.CommitRequest, request_id: int) -> pb.CommitReply | None:
-        reply = self._verbs.commit(message, on_durable=self._later(request_id, self._durable))
+        hear = self._later(request_id, self._durable)
+        reply = self._verbs.commit(message, on_durable=lambda answer: hear(message.reservation, answer))
         if reply is None:
-            self._unfinished.add(request_id)
+            self._committing.add(message.reservation)
         return reply
 
     def _later(self, request_id: int, act: Callable[..., None]) -> Callable[..., None]:
         """Return a callback for a tier's thread; it runs `act` on the loop, behind the present answer."""
-        if len(self._unfinished) >= self._offer.requests_max:
+        if len(self._loading) + len(self._committing) >= self._offer.requests_max:
             raise Overloaded(f"session: {self._offer.requests_max} requests are unfinished, the limit")
 
         def hop(*values: object) -> None:
@@ -171,12 +178,12 @@ class Session:
 
     def _news(self, request_id: int, progress: Progress, layout: Layout) -> None:
         if progress.done:
-            self._unfinished.discard(request_id)
+            self._loading.discard(progress.lease)
         self._send(request_id, progress=wire.progress_to_wire(progress, layout=layout))
         self._flush_soon()
 
-    def _durable(self, request_id: int, answer: CommitAnswer) -> None:
-        self._unfinished.discard(request_id)
+    def _durable(self, request_id: int, reservation: int, answer: CommitAnswer) -> None:
+        self._committing.discard(reservation)
         if request_id:
             self._send(request_id, commit=wire.commit_answer_to_wire(answer, boot_id=self._verbs.boot_id))
             self._flush_soon()

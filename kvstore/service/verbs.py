@@ -1,6 +1,6 @@
 """The verbs as the wire knows them: message in, ladder called, message out.
 
-Everything here is quick and runs on the event loop; no verb waits for a disk and none loops over keys.
+All but `open` are quick and run on the event loop: none waits for a disk, none loops over keys.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.gate import Gate
 from kvstore.types import Fingerprint
 
+LIST_RUNS = 100
 OnProgress = Callable[[Progress], None]
 OnDurable = Callable[[CommitAnswer], None]
 
@@ -39,9 +40,9 @@ class Verbs:
         return self.ladder.namespace(Fingerprint(fingerprint)).layout
 
     def open(self, message: pb.OpenRequest) -> pb.OpenReply:
-        """Open a namespace."""
+        """Open a namespace; blocks on the disk when it is new, so that this verb leaves the loop."""
         self.gate.admit()
-        answer = self.ladder.open(wire.open_from_wire(message))
+        answer = self.ladder.open(wire.open_from_wire(message), root=wire.root_from_wire(message) or b"")
         return wire.open_answer_to_wire(answer, boot_id=self.boot_id)
 
     def match(
@@ -112,7 +113,7 @@ class Verbs:
         answer = self.ladder.list(
             fingerprint_of(message.namespace, "list.namespace"),
             cursor=text_of(message.cursor, "list.cursor"),
-            limit=message.limit,
+            limit=message.limit or LIST_RUNS,
         )
         return wire.list_answer_to_wire(answer, boot_id=self.boot_id)
 

@@ -1,0 +1,211 @@
+"""What the daemon owns below its listeners: directory lock, arena, client locks, SSD tier and ladder."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.clock import Clock
+from kvstore.core.ladder import Ladder
+from kvstore.core.limits import Limits
+from kvstore.errors import KVStoreError, TierUnavailable
+from kvstore.events import Events
+from kvstore.locks import ClientLocks
+from kvstore.machine import Machine, Mount
+from kvstore.service.listen import prepare_socket
+from kvstore.service.report import bytes_text
+from kvstore.settings import HostSettings, Settings, SsdSettings
+from kvstore.tiers.base import RecoveryReport
+from kvstore.tiers.fs import FileSystem, OsFileSystem
+from kvstore.tiers.host import HostArena, default_arena_bytes
+from kvstore.tiers.ssd import DirectoryLock, SsdTier
+
+_log = logging.getLogger(__name__)
+AUTO_CAPACITY_SHARE = 0.8
+"""`ssd.capacity_bytes = "auto"`: this much of what the disk could give, what is stored already included."""
+SEGMENTS_FOLDER = "segments"
+
+
+@dataclass(slots=True, kw_only=True)
+class Store:
+    """The open store.
+
+    Threads: `open`, `recover` and `close` block on disk and memory: never on the event loop.
+    """
+
+    ladder: Ladder
+    arena: HostArena
+    locks: ClientLocks
+    ssd: SsdTier | None
+    socket: Path
+    boot_id: int
+    events: Events
+    settings: Settings
+    _stack: ExitStack
+
+    @staticmethod
+    def open(settings: Settings, *, clock: Clock, events: Events) -> Store:
+        """Take the data directory and the socket's name, then create and open everything; undone on failure.
+
+        Errors: TierUnavailable, InvalidArgument: what is in the way, and the setting that helps.
+        """
+        boot_id = secrets.randbits(64) or 1
+        fs = OsFileSystem()
+        with ExitStack() as stack:
+            if settings.ssd.enabled:
+                stack.callback(DirectoryLock(settings.ssd.path).release)
+            socket = prepare_socket(settings.server.address)
+            owner = settings.ssd.path if settings.ssd.enabled else socket
+            arena = _create_arena(settings.host, boot_id=boot_id, owner=owner)
+            stack.callback(arena.close)
+            locks = _create_locks(socket, settings.host)
+            stack.callback(locks.close)
+            capacity = _capacity(settings.ssd, fs) if settings.ssd.enabled else 0
+            ssd = _open_ssd(settings.ssd, fs, clock, events, capacity) if settings.ssd.enabled else None
+            ladder = Ladder(
+                host=arena,
+                ssd=ssd,
+                clock=clock,
+                events=events,
+                classes=settings.retention_classes(),
+                limits=_limits(settings.ssd, capacity),
+                client_alive=locks.is_held,
+            )
+            return Store(
+                ladder=ladder,
+                arena=arena,
+                locks=locks,
+                ssd=ssd,
+                socket=socket,
+                boot_id=boot_id,
+                events=events,
+                settings=settings,
+                _stack=stack.pop_all(),
+            )
+
+    def recover(self) -> RecoveryReport | None:
+        """Find what was stored before, and begin to touch the arena."""
+        report = self.ladder.recover()
+        if report is not None:
+            fields = {"blocks": report.blocks, "frames": report.frames, "dropped": report.frames_dropped}
+            _log.info("recovered", extra={**fields, "rebuilt": report.rebuilt, "seconds": report.seconds})
+        self.arena.start_prefault(self._prefault_failed)
+        return report
+
+    def _prefault_failed(self, error: BaseException) -> None:
+        # Logged where it happened. Untouched memory is slower at its first use, not wrong.
+        self.events.add("kvstore_thread_failures_total", thread="prefault")
+
+    def queued_bytes(self) -> int:
+        """Return how much waits for the SSD."""
+        return int(self.ladder.gauges()["kvstore_write_queue_bytes"])
+
+    def close(self, *, deadline_seconds: float) -> None:
+        """Seal and sync the SSD tier, remove arena and lock file, let the directory go."""
+        try:
+            self.ladder.close(deadline_seconds=deadline_seconds)
+        finally:
+            self._stack.close()
+
+    def abandon(self) -> None:
+        """Remove what would be left behind in shared memory; the process ends without closing anything."""
+        for path in (self.arena.path, self.locks.path):
+            with suppress(OSError):
+                path.unlink()
+
+    def arena_text(self) -> str:
+        """Return size, place and kind of the arena in words."""
+        facts = self.arena.facts()
+        huge = "" if facts.huge_pages in ("never", "advise") else f", huge pages {facts.huge_pages}"
+        return f"{bytes_text(facts.total_bytes)} on {facts.mount_point} ({facts.mount_kind}{huge})"
+
+    def ssd_text(self) -> str:
+        """Return path, limit and kind of the data directory in words."""
+        if self.ssd is None:
+            return "off: nothing survives a restart"
+        usage, health = self.ssd.usage(), self.ssd.healthy()
+        used = f"{bytes_text(usage.used_bytes)} of {bytes_text(usage.capacity_bytes)} used"
+        state = health.detail or ("direct I/O" if health.writable else "read-only")
+        return f"{self.settings.ssd.path}, {used}, {bytes_text(usage.free_bytes)} free on the disk, {state}"
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what an operator could do better."""
+        found = [self.arena.facts().advice]
+        if self.ssd is not None:
+            usage, least = self.ssd.usage(), self.settings.ssd.min_free_bytes
+            room = usage.used_bytes + max(0, usage.free_bytes - least)
+            if usage.capacity_bytes > room:
+                allowed = f"{bytes_text(usage.capacity_bytes)} allowed ({bytes_text(least)} stay free)"
+                found.append(f"the disk has room for {bytes_text(room)} of the {allowed}")
+        return tuple(note for note in found if note)
+
+
+def _create_arena(host: HostSettings, *, boot_id: int, owner: Path) -> HostArena:
+    size = host.arena_bytes
+    try:
+        if size == "auto":
+            size = default_arena_bytes(Machine.read(), Mount.of(host.directory))
+        return HostArena.create(
+            host.directory,
+            total_bytes=size,
+            arena_id=secrets.randbits(64) or 1,
+            boot_id=boot_id,
+            owner=hashlib.blake2b(str(owner.absolute()).encode(), digest_size=32).digest(),
+            mode=host.mode,
+            group=host.group or None,
+        )
+    except OSError as error:
+        raise TierUnavailable(f"host.directory {host.directory}: {error.strerror}") from error
+    except KVStoreError as error:
+        raise type(error)(f"{error} (settings: host.arena_bytes, host.directory)") from error
+
+
+def _create_locks(socket: Path, host: HostSettings) -> ClientLocks:
+    return ClientLocks(socket.with_name(socket.name + ".clients"), mode=host.mode, group=host.group or None)
+
+
+def _capacity(ssd: SsdSettings, fs: FileSystem) -> int:
+    """Return the limit in bytes; `auto` is judged by what the disk has free now.
+
+    Errors: TierUnavailable when not even two segments fit.
+    """
+    if ssd.capacity_bytes != "auto":
+        return ssd.capacity_bytes
+    stored = _stored_bytes(ssd.path / SEGMENTS_FOLDER)
+    free = fs.free_bytes(ssd.path)
+    capacity = int((stored + max(0, free - ssd.min_free_bytes)) * AUTO_CAPACITY_SHARE)
+    if capacity < 2 * ssd.segment_bytes:
+        raise TierUnavailable(
+            f"data directory {ssd.path}: the disk has {bytes_text(free)} free, of which "
+            f"{bytes_text(ssd.min_free_bytes)} are left alone, and two segments of "
+            f"{bytes_text(ssd.segment_bytes)} must fit: free some, choose another ssd.path, set "
+            "ssd.min_free_bytes or ssd.segment_bytes lower, or ssd.enabled = false"
+        )
+    return capacity
+
+
+def _stored_bytes(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in folder.glob("*.seg")) if folder.is_dir() else 0
+
+
+def _open_ssd(ssd: SsdSettings, fs: FileSystem, clock: Clock, events: Events, capacity: int) -> SsdTier:
+    return SsdTier(
+        ssd.path,
+        fs=fs,
+        clock=clock,
+        events=events,
+        capacity_bytes=capacity,
+        min_free_bytes=ssd.min_free_bytes,
+        queue_bytes_max=ssd.write_queue_bytes,
+        segment_bytes_max=ssd.segment_bytes,
+    )
+
+
+def _limits(ssd: SsdSettings, capacity: int) -> Limits:
+    """Return the core's limits; it evicts a little before the tier would have to refuse."""
+    margin = min(ssd.segment_bytes, capacity // 8)
+    return Limits(write_queue_bytes_max=ssd.write_queue_bytes, ssd_capacity_bytes=capacity - margin)
