@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvstore.bench import prompt, rows
 from kvstore.bench.harness import Bench, timed
-from kvstore.bench.prompt import BLOCK_BYTES, BLOCKS, Prompt, copy_blocks
+from kvstore.bench.prompt import BLOCK_BYTES, BLOCKS, LAYER_RANGES, Prompt, copy_blocks
 from kvstore.bench.rows import Row
 from kvstore.client import Client, ClientLimits
 
@@ -28,7 +28,7 @@ def run(bench: Bench) -> Iterator[Row]:
             yield _layered(bench, client, source, into)
 
 
-def _plain(bench: Bench, client: Client, source: prompt.Buffer, into: prompt.Buffer) -> Row:
+def _plain(bench: Bench, client: Client, source: prompt.Array, into: prompt.Array) -> Row:
     stored = Prompt.draw(client.open(prompt.block_major("host")), BLOCKS, seed=1)
     stored.store(source, retention_class=HOST_ONLY)
     timings = bench.alternate(
@@ -39,7 +39,7 @@ def _plain(bench: Bench, client: Client, source: prompt.Buffer, into: prompt.Buf
     return timings.row(rows.HOST_HIT, "hit", "copy")
 
 
-def _verified(bench: Bench, client: Client, source: prompt.Buffer, into: prompt.Buffer) -> Row:
+def _verified(bench: Bench, client: Client, source: prompt.Array, into: prompt.Array) -> Row:
     stored = Prompt.draw(client.open(prompt.block_major("host")), BLOCKS, seed=1)
     timings = bench.alternate(
         "host_hit_verified",
@@ -50,19 +50,13 @@ def _verified(bench: Bench, client: Client, source: prompt.Buffer, into: prompt.
     return timings.row(rows.HOST_HIT_VERIFIED, "hit", "copy", note=f"{threads} copy threads")
 
 
-def _layered(bench: Bench, client: Client, source: prompt.Buffer, into: prompt.Buffer) -> Row:
-    namespace = client.open(prompt.layer_major("host-layered"))
-    parts = namespace.namespace.layout.parts
-    split = parts[0].bytes_max
-    stored = Prompt.draw(namespace, BLOCKS, seed=1)
-    stored.store({0: source[:, :split], 1: source[:, split:]}, retention_class=HOST_ONLY)
-    layers = {
-        part.index: prompt.layer_buffers(BLOCKS, [segment.length for segment in part.segments])
-        for part in parts
-    }
+def _layered(bench: Bench, client: Client, source: prompt.Array, into: prompt.Array) -> Row:
+    stored = Prompt.draw(client.open(prompt.layer_major("host-layered")), BLOCKS, seed=1)
+    stored.store(source, retention_class=HOST_ONLY)
+    layers = prompt.layer_buffers(BLOCKS)
     timings = bench.alternate(
         "host_hit_layered",
         hit=lambda: timed(lambda: stored.fetch(layers, verify=False)),
         copy=lambda: timed(lambda: copy_blocks(source, into)),
     )
-    return timings.row(rows.HOST_HIT_LAYERED, "hit", "copy", note="two parts of 6 and 5 layer ranges")
+    return timings.row(rows.HOST_HIT_LAYERED, "hit", "copy", note=f"{LAYER_RANGES} layer ranges")

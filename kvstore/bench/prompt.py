@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.client import OpenNamespace
+from kvstore.client.results import Fetched
+from kvstore.copying import Buffer
 from kvstore.errors import TierUnavailable
-from kvstore.layout import CacheGroup, Layout, Part, Segment
+from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 from kvstore.types import AckTier, key_count
 
@@ -21,7 +22,7 @@ LAYERS = 44
 """DeepSeek-V4.1: 600 blocks of 128 tokens are a prompt of 77K."""
 LAYER_RANGES = 11
 DEADLINE_SECONDS = 20.0
-Buffer = npt.NDArray[np.uint8]
+Array = npt.NDArray[np.uint8]
 
 
 def block_major(name: str) -> Namespace:
@@ -31,32 +32,24 @@ def block_major(name: str) -> Namespace:
 
 
 def layer_major(name: str) -> Namespace:
-    """Return a namespace whose blocks come in 11 layer ranges.
-
-    A part has at most 8 segments, so there are two parts, as from two pipeline stages, of 6 and 5 ranges.
-    """
-    length, layers = BLOCK_BYTES // LAYER_RANGES, LAYERS // LAYER_RANGES
-    parts = []
-    for index, (first, count) in enumerate(((0, 6), (6, LAYER_RANGES - 6))):
-        table = tuple(Segment((first + i) * layers, layers, i * length, length) for i in range(count))
-        parts.append(Part(index, "kv", f"stage-{index}", count * length, table))
-    layout = Layout("bench", (CacheGroup("kv"),), tuple(parts)).checked()
+    """Return a namespace of one part in one segment, to be read into finer layer ranges."""
+    layout = Layout.single(dtype="bench", bytes_max=BLOCK_BYTES, layers=LAYERS, segments=1)
     return Namespace(model=f"bench-{name}", weights="none", layout=layout, block_tokens=BLOCK_TOKENS)
 
 
-def random_bytes(blocks: int, block_bytes: int, *, seed: int) -> Buffer:
+def random_bytes(blocks: int, block_bytes: int, *, seed: int) -> Array:
     """Return distinct, incompressible blocks. Shapes: [blocks, block_bytes]."""
     return np.random.default_rng(seed).integers(0, 256, (blocks, block_bytes), dtype=np.uint8)
 
 
-def warm_buffer(blocks: int, block_bytes: int) -> Buffer:
+def warm_buffer(blocks: int, block_bytes: int) -> Array:
     """Return a private buffer whose pages are all there. Shapes: [blocks, block_bytes]."""
     buffer = np.empty((blocks, block_bytes), np.uint8)
     buffer.fill(1)
     return buffer
 
 
-def copy_blocks(source: Buffer, into: Buffer) -> None:
+def copy_blocks(source: Array, into: Array) -> None:
     """Copy block by block: the plain code that a hit is measured against."""
     for index in range(len(source)):
         np.copyto(into[index], source[index])
@@ -80,7 +73,7 @@ class Prompt:
         """Number of blocks."""
         return key_count(self.keys)
 
-    def store(self, source: object, *, ack: AckTier = AckTier.HOST, retention_class: str = "") -> None:
+    def store(self, source: Buffer, *, ack: AckTier = AckTier.HOST, retention_class: str = "") -> None:
         """Put it whole.
 
         Errors: TierUnavailable saying what became of the blocks.
@@ -97,16 +90,17 @@ class Prompt:
             outcomes = ", ".join(f"{run.count} {run.outcome}" for run in put.outcomes) or str(put.reason)
             raise TierUnavailable(f"put of {self.blocks} blocks: {outcomes}")
 
-    def fetch(self, into: object, *, verify: bool) -> None:
-        """Match, copy out and release.
+    def fetch(self, into: Buffer, *, verify: bool) -> Fetched:
+        """Match, copy out and release; returns what came, and from where.
 
         Errors: TierUnavailable when not all of it came.
         """
         fetched = self.namespace.get(self.keys, into, verify=verify, deadline_seconds=DEADLINE_SECONDS)
         if fetched.blocks < self.blocks:
             raise TierUnavailable(f"{fetched.blocks} of {self.blocks} blocks came back: {fetched.reason}")
+        return fetched
 
 
-def layer_buffers(blocks: int, lengths: Sequence[int]) -> list[Buffer]:
-    """Return one warm array per layer range. Shapes: [blocks, length] each."""
-    return [warm_buffer(blocks, length) for length in lengths]
+def layer_buffers(blocks: int) -> list[Array]:
+    """Return one warm array per layer range. Shapes: 11 times [blocks, BLOCK_BYTES // 11]."""
+    return [warm_buffer(blocks, BLOCK_BYTES // LAYER_RANGES) for _ in range(LAYER_RANGES)]

@@ -223,7 +223,7 @@ def _run_cells(run: RunView, block_tokens: int) -> tuple[str, ...]:
         count_text(run.ssd_blocks),
         plain(run.retention_class) + (styled(f" approx({run.provenance})", "dim") if run.provenance else ""),
         time_text(run.written_at),
-        time_text(run.expires_at),
+        "-" if run.expires_at is None else time_text(run.expires_at),
         bytes_text(run.bytes),
         "yes" if run.leased else "",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +17,8 @@ from kvstore.errors import InvalidArgument, KVStoreError, SettingsError
 
 # The root of every usage error. Typer carries its own click, so it is reached through what typer exports.
 CLICK_ERROR: type[Exception] = typer.BadParameter.__bases__[0].__bases__[0]
+
+TRACEBACK_VARIABLE = "KVSTORE_TRACEBACK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def load(name: str, entry: Entry) -> Any:
     found = getattr(import_module(f"kvstore.cli.{entry.module}"), entry.attribute)
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
-    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    single = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
     single.command(name)(found)
     return typer.main.get_command(single)
 
@@ -82,6 +85,7 @@ app = typer.Typer(
     cls=LazyGroup,
     add_completion=False,
     rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 fine, 1 found a problem, 2 misuse. `kvstore COMMAND --help` shows examples.",
 )
@@ -131,6 +135,11 @@ def run(arguments: list[str]) -> int:
         return EXIT_PROBLEM
     except OSError as error:
         complain(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
+        return EXIT_PROBLEM
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        complain(f"a bug: {type(error).__name__}: {error}; {TRACEBACK_VARIABLE}=1 shows where")
         return EXIT_PROBLEM
 
 

@@ -72,9 +72,9 @@ def _live(address: str | None, token: str, tls_ca: Path | None, fingerprint: byt
 
 
 def _offline(directory: Path, fingerprint: bytes) -> Iterator[VerifyView]:
-    from kvstore.cli import offline
+    from kvstore.cli.offline import verify as verify_files
 
-    return offline.verify(directory, fingerprint)
+    return verify_files(directory, fingerprint)
 
 
 def _follow(steps: Iterator[VerifyView]) -> tuple[VerifyView, list[FaultView]]:

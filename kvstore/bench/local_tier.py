@@ -1,0 +1,155 @@
+"""The SSD tier and an arena in this process: what the disk gives when no daemon is in the way."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from kvstore.api import U32Array
+from kvstore.bench.prompt import Array
+from kvstore.clock import SystemClock
+from kvstore.copying import copy_in
+from kvstore.errors import TierUnavailable
+from kvstore.events import Events
+from kvstore.hashing import block_hashes, chain_root
+from kvstore.namespace import Namespace
+from kvstore.tiers.base import FrameHeader, FrameKind, FrameLocation, FrameRead, FrameWrite, PartImage
+from kvstore.tiers.fs import OsFileSystem
+from kvstore.tiers.host import HostArena
+from kvstore.tiers.ssd import SsdTier
+from kvstore.types import HASH_BYTES
+
+READ_BYTES = 1 << 20
+"""What one read asks for, as the daemon does."""
+CAPACITY_BYTES = 8 << 30
+QUEUE_BYTES = 1 << 30
+WAIT_SECONDS = 120.0
+
+
+class LocalTier:
+    """One frame on SSD and the slots it is read into. Threads: one at a time."""
+
+    def __init__(self, namespace: Namespace, directory: Path, *, shared_memory: Path) -> None:
+        (self._part,) = namespace.layout.parts
+        self._namespace = namespace
+        self._directory = directory
+        self._shared_memory = shared_memory
+        self._stack = ExitStack()
+
+    def store(self, payload: Array) -> None:
+        """Write the blocks as one frame and keep their slots for reading.
+
+        Shapes: payload [blocks, bytes_max].
+        Errors: TierUnavailable when the frame is refused.
+        """
+        count, part = len(payload), self._part
+        slots = self._arena.first_page + np.arange(count, dtype=np.uint32) * np.uint32(part.stride_pages)
+        copied = copy_in(self._arena.arena, part, slots=slots, source=payload)
+        root = chain_root(self._namespace.fingerprint)
+        tokens = np.arange(count * self._namespace.block_tokens)
+        self._keys = block_hashes(root, tokens, block_tokens=self._namespace.block_tokens)
+        header = FrameHeader(
+            self._namespace.fingerprint,
+            FrameKind.MAIN,
+            root,
+            self._keys,
+            (part,),
+            "agent",
+            SystemClock().wall(),
+        )
+        images = self._arena.images(slots, stride_pages=part.stride_pages)
+        image = PartImage(part, images, copied.lengths, copied.digests)
+        (future,) = self._tier.write([FrameWrite(header, (image,), "bench")])
+        result = future.result(WAIT_SECONDS)
+        if result.location is None:
+            raise TierUnavailable(f"the frame was refused: {result.refusal}")
+        self._reads = list(self._planned(result.location, slots))
+
+    def read_all(self) -> None:
+        """Read every record into its slot and check it.
+
+        Errors: TierUnavailable when one of them is not intact.
+        """
+        for future in self._tier.read_into(self._reads):
+            result = future.result(WAIT_SECONDS)
+            if result.reason is not None:
+                raise TierUnavailable(
+                    f"read ended after {result.good} records: {result.reason} {result.detail}"
+                )
+
+    def seconds_of_one(self, *, window_seconds: float) -> float:
+        """Read everything again and again for a while; returns the seconds that one pass takes."""
+        passes, began = 0, time.perf_counter()
+        while (spent := time.perf_counter() - began) < window_seconds or not passes:
+            self.read_all()
+            passes += 1
+        return spent / passes
+
+    @property
+    def segment_files(self) -> list[Path]:
+        """The files that hold the frame."""
+        return sorted((self._directory / "segments").glob("*.seg"))
+
+    @property
+    def has_huge_pages(self) -> bool:
+        """Whether most of the arena is backed by huge pages."""
+        facts = self._arena.facts()
+        offered = facts.huge_pages in ("always", "within_size")
+        return offered or facts.huge_bytes > facts.total_bytes // 2
+
+    def _planned(self, location: FrameLocation, slots: U32Array) -> list[FrameRead]:
+        part, count = self._part, len(slots)
+        step = max(1, READ_BYTES // part.stride_bytes)
+        return [
+            FrameRead(
+                location,
+                count,
+                (part,),
+                0,
+                first,
+                self._keys[first * HASH_BYTES : (first + step) * HASH_BYTES],
+                self._arena.images(slots[first : first + step], stride_pages=part.stride_pages),
+            )
+            for first in range(0, count, step)
+        ]
+
+    def open(self, blocks: int) -> Self:
+        """Make the arena for so many blocks, touch it, and start the tier."""
+        self._arena = HostArena.create(
+            self._shared_memory,
+            total_bytes=blocks * self._part.stride_bytes + (8 << 20),
+            arena_id=secrets.randbits(63) + 1,
+            boot_id=1,
+        )
+        self._stack.callback(self._arena.close)
+        self._arena.start_prefault()
+        self._tier = SsdTier(
+            self._directory,
+            fs=OsFileSystem(),
+            clock=SystemClock(),
+            events=Events(),
+            capacity_bytes=CAPACITY_BYTES,
+            min_free_bytes=0,
+            queue_bytes_max=QUEUE_BYTES,
+        )
+        self._stack.callback(self._tier.close, deadline_seconds=WAIT_SECONDS)
+        list(self._tier.recover())
+        self._tier.register(self._namespace)
+        self._arena.wait_prefault(WAIT_SECONDS)
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Views of slots keep the arena's mapping; let them go before it.
+        self._reads = []
+        self._stack.close()
