@@ -87,7 +87,9 @@ class FrameBuilder:
         return BuiltFrame(FrameWrite(header, images, bucket), made)
 
     def _block(self, part: Part, full: bool) -> Block:
-        length = part.bytes_max if full or self._random.random() < 0.8 else self._random.randint(0, part.bytes_max)
+        length = (
+            part.bytes_max if full or self._random.random() < 0.8 else self._random.randint(0, part.bytes_max)
+        )
         payload = self._random.randbytes(length)
         return Block(payload, digests_of(payload, part))
 
@@ -102,7 +104,11 @@ def part_image(part: Part, blocks: Sequence[Block]) -> PartImage:
     """Return the slot images of blocks: aligned memory, in two stretches when there are several blocks."""
     cut = len(blocks) // 2
     images = [slots(part, len(some)) for some in (blocks[:cut], blocks[cut:]) if some]
-    views = [image[i : i + part.stride_bytes] for image in images for i in range(0, image.nbytes, part.stride_bytes)]
+    views = [
+        image[i : i + part.stride_bytes]
+        for image in images
+        for i in range(0, image.nbytes, part.stride_bytes)
+    ]
     for view, block in zip(views, blocks, strict=True):
         view[: len(block.payload)] = block.payload
     lengths = np.array([len(block.payload) for block in blocks], "<u4").tobytes()
@@ -110,7 +116,7 @@ def part_image(part: Part, blocks: Sequence[Block]) -> PartImage:
 
 
 def slots(part: Part, count: int) -> memoryview:
-    """Return page-aligned memory for `count` slots of a part, filled with 0xAA so that nothing passes for read."""
+    """Return aligned memory for `count` slots of a part, filled with 0xAA so that nothing passes for read."""
     memory = memoryview(mmap.mmap(-1, part.stride_bytes * count))
     np.frombuffer(memory, np.uint8)[:] = 0xAA
     return memory

@@ -75,7 +75,13 @@ class TierSuite:
         built = registered(tier).frame(3)
         header = built.write.header
         short = type(header)(
-            header.namespace, header.kind, header.parent, header.keys[:-1], header.parts, "agent", header.written_at
+            header.namespace,
+            header.kind,
+            header.parent,
+            header.keys[:-1],
+            header.parts,
+            "agent",
+            header.written_at,
         )
         with pytest.raises(KVStoreError):
             tier.write([type(built.write)(short, built.write.parts, "agent-0")])

@@ -1,4 +1,4 @@
-"""The file-system seam: the few calls that a disk tier makes, so that crashes and faults can be put underneath."""
+"""The file-system seam: the few calls of a disk tier, so that crashes and faults can be put underneath."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FileSystem(Protocol):
         ...
 
     def punch(self, handle: int, offset: int, *, length_bytes: int) -> bool:
-        """Give a range back to the file system; it then reads as zeros. Returns False where holes cannot be made."""
+        """Give a range back; it then reads as zeros. Returns False where holes cannot be made."""
         ...
 
     def rename(self, source: Path, target: Path) -> None:
@@ -204,7 +204,7 @@ def write_all(fs: FileSystem, handle: int, buffers: Sequence[memoryview], *, off
 
 
 def read_up_to(fs: FileSystem, handle: int, buffers: Sequence[memoryview], *, offset: int) -> int:
-    """Fill buffers in as many calls as it takes; returns how many bytes came, fewer only at the end of the file."""
+    """Fill buffers in as many calls as it takes; returns how many bytes came, fewer only at the end."""
     rest = list(buffers)
     total = 0
     while rest:

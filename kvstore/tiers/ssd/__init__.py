@@ -1,4 +1,4 @@
-"""The SSD tier: frames in append-only segments, found again after any crash. FORMAT.md beside this file has the bytes."""
+"""The SSD tier: frames in append-only segments, found again after any crash. FORMAT.md has the bytes."""
 
 from kvstore.tiers.ssd.directory import DirectoryLock
 from kvstore.tiers.ssd.tier import SsdTier

@@ -1,4 +1,4 @@
-"""The data directory: whose it is (STORE), who uses it (lock), and the namespaces that its frames belong to."""
+"""The data directory: whose it is (STORE), who uses it (lock), and the namespaces of its frames."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def write_namespace(fs: FileSystem, directory: DataDirectory, *, namespace: Name
 
 
 def read_namespaces(fs: FileSystem, directory: DataDirectory) -> Iterator[tuple[str, Namespace | None]]:
-    """Yield (name, namespace) for each file in the folder; None for what this build cannot read, which is left alone."""
+    """Yield (name, namespace) for each file; None for what this build cannot read, which is left alone."""
     for name in fs.listdir(directory.namespaces):
         if name.endswith(_TEMPORARY_SUFFIX):
             continue

@@ -1,6 +1,6 @@
-"""The bytes of the disk format, version 1: pages at the ends of segments and headers of frames. FORMAT.md has the tables.
+"""The bytes of the disk format, version 1: pages at the ends of segments and headers of frames.
 
-Little-endian throughout. Nothing here does I/O. Record trailers are in `trailer`.
+FORMAT.md has the tables. Little-endian throughout. Nothing here does I/O. Record trailers are in `trailer`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FRAME_MAGIC = b"KVFRAME\0"
 TOMBSTONE_MAGIC = b"KVTOMBST"
 SEAL_MAGIC = b"KVSEALED"
 
-# magic, version, kind, reserved, header_bytes, length_bytes, segment id, sequence: the same in every version of frames,
-# tombstones and seals, so that a build can step over what it does not know.
+# magic, version, kind, reserved, header_bytes, length_bytes, segment id, sequence: the same in every version
+# of frames, tombstones and seals, so that a build can step over what it does not know.
 _PREFIX = struct.Struct("<8sHBBIQ16sQ")
-# namespace, parent, blocks, parts, reserved, written_at, provenance, codec, reserved, key id, reserved, class, bucket
+# namespace, parent, blocks, parts, -, written_at, provenance, codec, -, key id, -, class, bucket
 _FRAME = struct.Struct("<32s32sIHHdIHHII32s64s16x")
 _PART = struct.Struct("<HBBII8I")
 _SEGMENT = struct.Struct("<8sHHI16s16sdQ64s")
@@ -42,7 +42,7 @@ _TOMBSTONE = struct.Struct("<d")
 
 
 class FormatError(Exception):
-    """These bytes are not what should be here; `version` is set when they are of a version this build does not know."""
+    """These bytes are not what should be here; `version` is set when it is one this build does not know."""
 
     def __init__(self, message: str, *, version: int = 0) -> None:
         super().__init__(message)
@@ -165,10 +165,21 @@ def encode_frame(frame: FrameWrite, *, segment_id: bytes, sequence: int) -> byte
     pieces = [
         _PREFIX.pack(FRAME_MAGIC, FORMAT_VERSION, header.kind, 0, size, length, segment_id, sequence),
         _FRAME.pack(
-            header.namespace, header.parent, blocks, len(header.parts), 0, header.written_at, header.provenance,
-            CODEC_NONE, 0, KEY_NONE, 0, header.retention_class.encode(), frame.bucket.encode(),
+            header.namespace,
+            header.parent,
+            blocks,
+            len(header.parts),
+            0,
+            header.written_at,
+            header.provenance,
+            CODEC_NONE,
+            0,
+            KEY_NONE,
+            0,
+            header.retention_class.encode(),
+            frame.bucket.encode(),
         ),
-    ]  # fmt: skip
+    ]
     for part in map(stored_part, header.parts):
         lengths = part.segment_lengths + (0,) * (SEGMENTS_MAX - len(part.segment_lengths))
         pieces.append(
@@ -217,10 +228,22 @@ def decode_frame(data: bytes | memoryview) -> StoredFrame:
     if prefix.header_bytes + body != prefix.length_bytes or len(keys) != blocks * HASH_BYTES:
         raise FormatError(f"frame of {prefix.length_bytes} bytes holds {blocks} blocks in {body}")
     return StoredFrame(
-        prefix.segment_id, prefix.sequence, prefix.header_bytes, prefix.length_bytes, FrameKind(prefix.kind),
-        Fingerprint(namespace), BlockHash(parent), keys, parts, _text(name), _text(bucket), written_at, provenance,
-        codec, key_id,
-    )  # fmt: skip
+        prefix.segment_id,
+        prefix.sequence,
+        prefix.header_bytes,
+        prefix.length_bytes,
+        FrameKind(prefix.kind),
+        Fingerprint(namespace),
+        BlockHash(parent),
+        keys,
+        parts,
+        _text(name),
+        _text(bucket),
+        written_at,
+        provenance,
+        codec,
+        key_id,
+    )
 
 
 def _decode_part(data: bytes | memoryview, offset: int) -> StoredPart:
@@ -271,9 +294,15 @@ def is_seal(page: bytes | memoryview, *, segment_id: bytes, end: int) -> bool:
 def encode_tombstone(frame: Prefix, *, deleted_at: float) -> bytes:
     """Return the sector that replaces the first sector of a deleted frame's header."""
     prefix = _PREFIX.pack(
-        TOMBSTONE_MAGIC, FORMAT_VERSION, frame.kind, 0, frame.header_bytes, frame.length_bytes, frame.segment_id,
+        TOMBSTONE_MAGIC,
+        FORMAT_VERSION,
+        frame.kind,
+        0,
+        frame.header_bytes,
+        frame.length_bytes,
+        frame.segment_id,
         frame.sequence,
-    )  # fmt: skip
+    )
     return _closed(prefix + _TOMBSTONE.pack(deleted_at), TOMBSTONE_BYTES)
 
 

@@ -21,7 +21,7 @@ ERRORS_METRIC = "kvstore_ssd_errors_total"
 class Health:
     """What is known of a disk. After ERRORS_MAX write errors within the window it is read-only for as long.
 
-    Then one write is let through: the next error closes it again at once. A bug in a thread closes it for good.
+    Then writes are let through, and the next error ends that at once. A bug in a thread ends it for good.
     Threads: thread-safe.
     """
 
@@ -66,7 +66,9 @@ class Health:
             if self._failed:
                 return f"a bug ended the work of {', '.join(sorted(self._failed))}; see the log"
             if self._clock.monotonic() < self._read_only_until:
-                return f"read-only after {ERRORS_MAX} errors within {WINDOW_SECONDS:.0f} s, last {self._last_error}"
+                return (
+                    f"read-only after {ERRORS_MAX} errors in {WINDOW_SECONDS:.0f} s, last {self._last_error}"
+                )
             return ""
 
     def state(self) -> TierHealth:

@@ -1,8 +1,8 @@
-"""The LMDB index: one row per frame, so that a start need not read the segments. A cache of what the segments say.
+"""The LMDB index: one row per frame, so that a start need not read the segments. A cache of what they say.
 
-It lags behind the segments by about a second and may be lost at any time: a row per segment holds the watermark up to
-which rows are complete, and whatever lies beyond is read from the segment itself. LMDB has its own files, outside the
-file-system seam.
+It lags behind the segments by about a second and may be lost at any time: a row per segment holds the
+watermark up to which rows are complete, and whatever lies beyond is read from the segment itself. LMDB has
+its own files, outside the file-system seam.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -160,7 +160,7 @@ class Index:
             return int(_META.unpack(txn.get(_META_KEY, db=self._meta))[2])
 
     def commit(self, change: Change, *, next_number: int) -> list[Growth]:
-        """Apply a change in one transaction; returns the growths that did not start at their segment's watermark."""
+        """Apply a change in one transaction; returns the growths that left a gap behind the watermark."""
         skipped: list[Growth] = []
         with self._env.begin(write=True) as txn:
             for growth in change.growths:
@@ -261,8 +261,18 @@ def _unpack_row(offset: int, value: bytes) -> FrameRow:
     if len(value) < _ROW.size + 8 or xxhash.xxh3_64_digest(value[:-8]) != value[-8:]:
         raise IndexUnusable(f"frame row at {offset} is damaged")
     (
-        version, kind, part_count, blocks, header_bytes, length_bytes, written_at, provenance, namespace, parent, name,
-    ) = _ROW.unpack_from(value)  # fmt: skip
+        version,
+        kind,
+        part_count,
+        blocks,
+        header_bytes,
+        length_bytes,
+        written_at,
+        provenance,
+        namespace,
+        parent,
+        name,
+    ) = _ROW.unpack_from(value)
     parts = struct.unpack_from(f"<{part_count}H", value, _ROW.size)
     keys = value[_ROW.size + 2 * part_count : -8]
     if version != INDEX_VERSION or len(keys) != blocks * HASH_BYTES:
@@ -270,9 +280,18 @@ def _unpack_row(offset: int, value: bytes) -> FrameRow:
             f"frame row at {offset} of version {version} holds {len(keys)} bytes for {blocks} blocks"
         )
     return FrameRow(
-        offset, FrameKind(kind), header_bytes, length_bytes, Fingerprint(namespace), BlockHash(parent), keys, parts,
-        name.rstrip(b"\0").decode(errors="replace"), written_at, provenance,
-    )  # fmt: skip
+        offset,
+        FrameKind(kind),
+        header_bytes,
+        length_bytes,
+        Fingerprint(namespace),
+        BlockHash(parent),
+        keys,
+        parts,
+        name.rstrip(b"\0").decode(errors="replace"),
+        written_at,
+        provenance,
+    )
 
 
 def _pack_segment(row: SegmentRow) -> bytes:
@@ -293,7 +312,7 @@ def _unpack_segment(value: bytes | None) -> SegmentRow | None:
 
 
 def _check_length(path: Path) -> None:
-    """Refuse a file that is shorter than its own meta pages say: reading its map would end the process with SIGBUS."""
+    """Refuse a file shorter than its own meta pages say: reading its map would raise SIGBUS."""
     try:
         with path.open("rb") as file:
             pages = file.read(2 * _LMDB_PAGE_BYTES)

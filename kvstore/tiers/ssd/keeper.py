@@ -1,7 +1,7 @@
-"""The keeper of the index: one thread that commits rows and touches about once a second, and carries out deletions.
+"""The keeper of the index: one thread that commits rows and touches every second, and carries out deletions.
 
-A deletion is durable on the segment itself first (a tombstone in the frame's header, or the file's unlink), then in
-the index, and only then are the bytes given back: neither the rows nor a rebuild can bring a deleted frame back.
+A deletion is durable on the segment itself first (a tombstone in the frame's header, or the file's unlink),
+then in the index, and only then are the bytes given back: neither rows nor a rebuild can bring a frame back.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class IndexKeeper:
             self._growths.append(growth)
 
     def annotate(self, notes: Sequence[TouchNote]) -> None:
-        """Take touches; the latest of each frame is kept, and beyond TOUCHES_MAX frames the rest is forgotten."""
+        """Take touches; the latest of each frame is kept, what exceeds TOUCHES_MAX frames is forgotten."""
         with self._wake:
             for note in notes:
                 key = (note.location.segment, note.location.offset)
@@ -262,10 +262,10 @@ class IndexKeeper:
 def entomb(
     fs: FileSystem, handle: int, page: memoryview, *, segment_id: bytes, offset: int, deleted_at: float
 ) -> bool:
-    """Replace the first sector of a frame's header by a tombstone, not yet synced; says whether a frame was there.
+    """Replace the first sector of a frame's header by a tombstone; says whether a frame was there.
 
-    The rest of the page is written back as it was: whichever sectors a torn write leaves, they are either the old frame
-    or a valid tombstone.
+    Not synced yet. The rest of the page is written back as it was: whatever sectors a torn write leaves, they
+    are either the old frame or a valid tombstone.
     Errors: OSError.
     """
     if read_up_to(fs, handle, [page], offset=offset) < PAGE_BYTES:

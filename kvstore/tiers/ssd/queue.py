@@ -17,7 +17,7 @@ BATCH_BYTES_MAX = 128 << 20
 
 @dataclass(slots=True)
 class QueuedFrame:
-    """A frame on its way to disk; `call` numbers the write that it came with. The writer sets location or refusal."""
+    """A frame on its way to disk; `call` numbers its write. The writer sets location or refusal."""
 
     frame: FrameWrite
     length_bytes: int
@@ -49,7 +49,7 @@ class WriteQueue:
             return self._bytes
 
     def submit(self, frames: Sequence[FrameWrite], *, refusal: str) -> list[Future[WriteResult]]:
-        """Queue frames in order; what has no room, and all behind it, is refused at once. A given refusal refuses all.
+        """Queue frames in order; what has no room is refused with all behind it; `refusal` refuses all.
 
         Errors: InvalidArgument on a frame whose parts do not fit together; then none is queued.
         """

@@ -110,7 +110,9 @@ class Readers:
             return ReadResult(checked.good, checked.lengths, checked.digests)
         self._events.add(CORRUPT_METRIC, tier="ssd")
         fault = checked.fault or f"the file ends before record {whole}"
-        detail = f"segment {location.segment:016x} frame at {location.offset}, read from record {read.first}: {fault}"
+        detail = (
+            f"segment {location.segment:016x} frame at {location.offset} from record {read.first}: {fault}"
+        )
         return ReadResult(checked.good, checked.lengths, checked.digests, MissReason.CORRUPT, detail)
 
     def _fill(self, handle: int, into: Sequence[memoryview], offset: int) -> int:

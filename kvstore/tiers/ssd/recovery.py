@@ -1,7 +1,7 @@
 """The start: finds every durable frame. Index rows first, then whatever the segments hold beyond the rows.
 
-Frames beyond the rows count only when they are in a sealed segment (all of it was synced) or verify in full. A torn
-tail is cut off. No segment is appended to again: what is found unsealed is sealed here.
+Frames beyond the rows count only when they are in a sealed segment (all of it was synced) or verify in full.
+A torn tail is cut off. No segment is appended to again: what is found unsealed is sealed here.
 """
 
 from __future__ import annotations
@@ -113,9 +113,16 @@ class Recovery:
         """Return what was found."""
         tally = self._tally
         return RecoveryReport(
-            tuple(self._namespaces.values()), tally.frames, tally.blocks, tally.bytes_kept, tally.frames_dropped,
-            tally.bytes_dropped, tuple(tally.unknown), tally.rebuilt, self._seconds,
-        )  # fmt: skip
+            tuple(self._namespaces.values()),
+            tally.frames,
+            tally.blocks,
+            tally.bytes_kept,
+            tally.frames_dropped,
+            tally.bytes_dropped,
+            tuple(tally.unknown),
+            tally.rebuilt,
+            self._seconds,
+        )
 
     def _open_index(self) -> Index:
         path = self._directory.index
@@ -245,7 +252,7 @@ class Recovery:
         start, end = state.end, state.end
         rows: list[FrameRow] = []
         lost: list[Piece] = []
-        # Rows are complete up to here: a build that knows more than this one shall still find what is unknown here.
+        # Rows end before the first unknown frame: a build that knows more shall still find it.
         unknown_at = 0
         for piece in self._scanner.pieces(handle, segment_id=identity, start=start, size_bytes=size_bytes):
             behind = piece.offset + piece.length_bytes
@@ -281,12 +288,15 @@ class Recovery:
             self._tally.frames_dropped += piece.frame is not None or piece.offset < end
             self._tally.bytes_dropped += piece.length_bytes
             log.warning(
-                "dropped segment=%016x offset=%d bytes=%d reason=%s", number, piece.offset, piece.length_bytes,
+                "dropped segment=%016x offset=%d bytes=%d reason=%s",
+                number,
+                piece.offset,
+                piece.length_bytes,
                 piece.detail or "a record is not intact",
-            )  # fmt: skip
+            )
 
     def _mend(self, state: SegmentState, lost: list[Piece], size_bytes: int) -> bool:
-        """Cut the torn tail off, bury torn frames in the middle, and seal; says whether the seal is durable."""
+        """Cut the torn tail off, bury torn frames in the middle, and seal; says whether that is durable."""
         header = state.header
         try:
             handle = self._fs.open(
@@ -372,7 +382,7 @@ class Recovery:
 def _resolve(
     namespace: Namespace | None, indexes: tuple[int, ...], stored: tuple[StoredPart, ...]
 ) -> tuple[Part, ...] | None:
-    """Return the namespace's parts with these indexes, or None when they are not what the frame was written with."""
+    """Return the namespace's parts with these indexes; None when the frame was written with others."""
     if namespace is None or any(index >= len(namespace.layout.parts) for index in indexes):
         return None
     parts = tuple(namespace.layout.parts[index] for index in indexes)

@@ -1,4 +1,4 @@
-"""Reads a segment file from its own bytes alone: what lies where, and whether it is intact. Changes nothing."""
+"""Reads a segment from its own bytes alone: what lies where, and whether it is intact. Changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SSD tier: put together from its writer, readers, index keeper and recovery. No TTL and no policy here."""
+"""The SSD tier, put together from its writer, readers, index keeper and recovery. No TTL, no policy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from kvstore.tiers.ssd.directory import (
 )
 from kvstore.tiers.ssd.format import ID_BYTES, FormatError
 from kvstore.tiers.ssd.health import Health
-from kvstore.tiers.ssd.index import INDEX_BYTES_MAX, Index
+from kvstore.tiers.ssd.index import INDEX_BYTES_MAX, Growth, Index
 from kvstore.tiers.ssd.keeper import IndexKeeper
 from kvstore.tiers.ssd.queue import WriteQueue
 from kvstore.tiers.ssd.reader import Readers
@@ -72,14 +72,24 @@ class SsdTier:
     """Frames in append-only segment files below one directory.
 
     Threads: one writer, one keeper of the index, a few readers; they start when `recover` is exhausted.
-    Errors: TierUnavailable from the constructor when the directory cannot be used, and from verbs before `recover`.
+    Errors: TierUnavailable when the directory cannot be used, and from verbs before `recover`.
     """
 
     def __init__(
-        self, directory: Path, *, fs: FileSystem, clock: Clock, events: Events, capacity_bytes: int, min_free_bytes: int,
-        queue_bytes_max: int, segment_bytes_max: int = SEGMENT_BYTES_MAX, readers: int = READERS,
-        entropy: Callable[[int], bytes] = os.urandom, index_bytes_max: int = INDEX_BYTES_MAX,
-    ) -> None:  # fmt: skip
+        self,
+        directory: Path,
+        *,
+        fs: FileSystem,
+        clock: Clock,
+        events: Events,
+        capacity_bytes: int,
+        min_free_bytes: int,
+        queue_bytes_max: int,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        readers: int = READERS,
+        entropy: Callable[[int], bytes] = os.urandom,
+        index_bytes_max: int = INDEX_BYTES_MAX,
+    ) -> None:
         self._fs, self._clock, self._events, self._entropy = fs, clock, events, entropy
         self._capacity_bytes = capacity_bytes
         self._directory = DataDirectory(directory)
@@ -94,9 +104,15 @@ class SsdTier:
         self._readers = Readers(fs=fs, table=self._table, events=events, health=self._health, threads=readers)
         self._limits = WriteLimits(capacity_bytes, min_free_bytes, segment_bytes_max)
         self._recovery = Recovery(
-            fs=fs, directory=self._directory, table=self._table, store=self._store, clock=clock, health=self._health,
-            index_bytes_max=index_bytes_max, namespaces=self._namespaces,
-        )  # fmt: skip
+            fs=fs,
+            directory=self._directory,
+            table=self._table,
+            store=self._store,
+            clock=clock,
+            health=self._health,
+            index_bytes_max=index_bytes_max,
+            namespaces=self._namespaces,
+        )
         self._running: _Running | None = None
         self._is_closed = False
 
@@ -122,7 +138,7 @@ class SsdTier:
         return flag
 
     def _own_store_id(self) -> bytes:
-        """Return the store's id; one that was lost is taken from the segments, an empty directory gets a new one."""
+        """Return the store's id; a lost one is taken from the segments, an empty directory gets a new one."""
         identity = read_store_id(self._fs, self._directory)
         if identity is not None:
             return identity
@@ -165,10 +181,10 @@ class SsdTier:
             self._namespaces[namespace.fingerprint] = namespace
 
     def write(self, frames: Sequence[FrameWrite]) -> list[Future[WriteResult]]:
-        """Append frames in order; each future resolves when its frame and all before it are durable, or refused.
+        """Append frames in order; each resolves when it and all before it are durable, or when it is refused.
 
         A refusal refuses all that follows in the same call: a run is cut at its tail, never in the middle.
-        Errors: InvalidArgument on a frame that does not fit together, UnknownNamespace on one never registered.
+        Errors: InvalidArgument on a frame that does not fit together, UnknownNamespace before `register`.
         """
         self._started()
         for frame in frames:
@@ -188,7 +204,7 @@ class SsdTier:
         self._started().keeper.annotate(notes)
 
     def delete(self, frames: Sequence[FrameLocation]) -> Future[int]:
-        """Forget frames for good and give their bytes back where the file system can; resolves to bytes freed.
+        """Forget frames for good and give their bytes back where possible; resolves to bytes freed.
 
         A frame that cannot be deleted is counted and stays.
         """
@@ -203,7 +219,7 @@ class SsdTier:
         return self._started().keeper.flush()
 
     def recover(self) -> Iterator[RecoveredFrame]:
-        """Yield every durable frame once, in write order within a segment, then start the threads; call once."""
+        """Yield every durable frame once, in write order within a segment, then start the threads."""
         if self._running is not None or self._is_closed:
             raise TierUnavailable("the ssd tier has been recovered already, or is closed")
         yield from self._recovery.frames()
@@ -213,22 +229,39 @@ class SsdTier:
         index = self._recovery.index
         assert index is not None
         writer = SegmentWriter(
-            fs=self._fs, directory=self._directory, table=self._table, queue=self._queue, clock=self._clock,
-            events=self._events, health=self._health, limits=self._limits, store=self._store,
-            new_id=lambda: self._entropy(ID_BYTES), on_durable=lambda growth: keeper.grow(growth),
-        )  # fmt: skip
+            fs=self._fs,
+            directory=self._directory,
+            table=self._table,
+            queue=self._queue,
+            clock=self._clock,
+            events=self._events,
+            health=self._health,
+            limits=self._limits,
+            store=self._store,
+            new_id=self._new_id,
+            on_durable=self._on_durable,
+        )
         keeper = IndexKeeper(
-            fs=self._fs, directory=self._directory, table=self._table, index=index, clock=self._clock,
-            health=self._health, release=writer.release,
-        )  # fmt: skip
-        self._running = _Running(
-            index, keeper, writer,
-            self._health.supervised("kvstore-ssd-index", keeper.run),
-            self._health.supervised("kvstore-ssd-write", writer.run),
-        )  # fmt: skip
-        self._running.keeper_thread.start()
-        self._running.writer_thread.start()
+            fs=self._fs,
+            directory=self._directory,
+            table=self._table,
+            index=index,
+            clock=self._clock,
+            health=self._health,
+            release=writer.release,
+        )
+        keeper_thread = self._health.supervised("kvstore-ssd-index", keeper.run)
+        writer_thread = self._health.supervised("kvstore-ssd-write", writer.run)
+        self._running = _Running(index, keeper, writer, keeper_thread, writer_thread)
+        keeper_thread.start()
+        writer_thread.start()
         self._readers.start()
+
+    def _new_id(self) -> bytes:
+        return self._entropy(ID_BYTES)
+
+    def _on_durable(self, growth: Growth) -> None:
+        self._started().keeper.grow(growth)
 
     def _started(self) -> _Running:
         if self._running is None:

@@ -169,7 +169,8 @@ def _check_image(view: memoryview, shape: RecordShape, *, keys: bytes) -> Checke
 
 def _good_trailers(table: npt.NDArray[np.void], shape: RecordShape, keys: Bytes) -> tuple[int, str]:
     tests = (
-        ("no trailer of version 1", (table["magic"] == TRAILER_MAGIC) & (table["version"] == TRAILER_VERSION)),
+        ("no trailer here", table["magic"] == TRAILER_MAGIC),
+        ("a trailer of an unknown version", table["version"] == TRAILER_VERSION),
         ("trailer checksum does not match", table["checksum"] == np.array(_checksums(table), np.uint64)),
         ("another key", (table["key"] == keys).all(axis=1)),
         ("another part", (table["part"] == shape.part) & (table["segments"] == len(shape.ranges))),
@@ -187,7 +188,7 @@ def _good_trailers(table: npt.NDArray[np.void], shape: RecordShape, keys: Bytes)
 
 
 def _good_payloads(view: memoryview, shape: RecordShape, *, lengths: Sequence[int], digests: bytes) -> int:
-    """Return how many payloads from the start have their digests; one pass, record by record, while in cache."""
+    """Return how many payloads from the start have their digests; record by record, while in cache."""
     digest = xxhash.xxh3_128_digest
     at = 0
     for index, length in enumerate(lengths):

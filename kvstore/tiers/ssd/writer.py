@@ -1,7 +1,7 @@
 """The writer: one thread that appends frames to segments and answers once they are durable.
 
-Group commit: all that is queued is written, each touched file is synced once, then the futures resolve in order. What
-resolves with a location is behind an fdatasync, and so is everything submitted before it.
+Group commit: all that is queued is written, each touched file is synced once, then the futures resolve in
+order. What resolves with a location is behind an fdatasync, and so is everything submitted before it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class WriteLimits:
 
 @dataclass(slots=True)
 class OpenSegment:
-    """A segment being appended to. `durable` is where its last acknowledged frame ends, `end` where the next one goes.
+    """A segment being appended to.
 
-    `fresh` holds what was written since the last sync; after a failure the segment is never appended to again.
+    `durable` is where its last acknowledged frame ends, `end` where the next one goes, `fresh` what was
+    written since the last sync. After a failure the segment is never appended to again.
     """
 
     header: SegmentHeader
@@ -68,10 +69,20 @@ class SegmentWriter:
     """
 
     def __init__(
-        self, *, fs: FileSystem, directory: DataDirectory, table: SegmentTable, queue: WriteQueue, clock: Clock,
-        events: Events, health: Health, limits: WriteLimits, store: bytes, new_id: Callable[[], bytes],
+        self,
+        *,
+        fs: FileSystem,
+        directory: DataDirectory,
+        table: SegmentTable,
+        queue: WriteQueue,
+        clock: Clock,
+        events: Events,
+        health: Health,
+        limits: WriteLimits,
+        store: bytes,
+        new_id: Callable[[], bytes],
         on_durable: Callable[[Growth], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._fs, self._directory, self._table, self._queue = fs, directory, table, queue
         self._clock, self._events, self._health, self._limits = clock, events, health, limits
         self._store, self._new_id, self._on_durable = store, new_id, on_durable
@@ -177,7 +188,7 @@ class SegmentWriter:
         except OSError as error:
             return f"free space cannot be told: {error}"
         if free - need < limits.min_free_bytes:
-            return f"free space: limit {limits.min_free_bytes} bytes stay free, free {free}, frame {item.length_bytes}"
+            return f"free space: limit {limits.min_free_bytes} bytes, free {free}, frame {item.length_bytes}"
         return ""
 
     def _bad_source(self, item: QueuedFrame) -> str:
@@ -244,7 +255,7 @@ class SegmentWriter:
         return self._header_buffer[: len(content)]
 
     def _sync(self, group: Sequence[QueuedFrame]) -> str:
-        """Sync what was written and settle the group: kept up to the first disk error. Returns that error, if any."""
+        """Sync what was written and keep the group up to the first disk error; returns that error, if any."""
         touched = [segment for segment in self._open.values() if segment.fresh or segment.has_failed]
         for segment in touched:
             if not segment.fresh:
@@ -304,7 +315,7 @@ class SegmentWriter:
         log.warning("segment abandoned segment=%016x end=%d", segment.header.number, segment.durable)
 
     def _seal(self, segment: OpenSegment) -> None:
-        """Write the page which tells a rebuild that all before it was synced; without it the segment is closed all the same."""
+        """Write the page that vouches for all before it; without it the segment is closed all the same."""
         number, end = segment.header.number, segment.durable
         page = encode_seal(
             segment_id=segment.header.identity, frames=segment.sequence, end=end, sealed_at=self._clock.wall()
@@ -354,7 +365,15 @@ def _row(item: QueuedFrame) -> FrameRow:
     header, location = item.frame.header, item.location
     assert location is not None
     return FrameRow(
-        location.offset, header.kind, location.header_bytes, location.length_bytes, header.namespace, header.parent,
-        header.keys, tuple(part.index for part in header.parts), header.retention_class, header.written_at,
+        location.offset,
+        header.kind,
+        location.header_bytes,
+        location.length_bytes,
+        header.namespace,
+        header.parent,
+        header.keys,
+        tuple(part.index for part in header.parts),
+        header.retention_class,
+        header.written_at,
         header.provenance,
-    )  # fmt: skip
+    )

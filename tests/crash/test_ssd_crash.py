@@ -1,0 +1,212 @@
+"""Pull the plug at every call of a scripted run: what was acknowledged is found intact, nothing wrong is."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.testing.frames import BuiltFrame, FrameBuilder
+from kvstore.testing.tier_suite import assert_reads_back
+from kvstore.tiers.base import FrameLocation, RecoveredFrame
+from kvstore.tiers.ssd import SsdTier
+from tests.support.crash_fs import Crashed, CrashFileSystem
+from tests.support.ssd import open_ssd
+
+WAIT_SECONDS = 30.0
+SEGMENT_BYTES = 160 << 10
+"""Small, so that the script fills and seals a few."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that meets the crash ends with it, and need not say so."""
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not isinstance(args.exc_value, Crashed):
+            threading.__excepthook__(args)
+
+    monkeypatch.setattr(threading, "excepthook", hook)
+
+
+@dataclass(slots=True)
+class History:
+    """What the script asked for and what it was promised."""
+
+    submitted: dict[bytes, BuiltFrame] = field(default_factory=dict)
+    places: dict[bytes, FrameLocation] = field(default_factory=dict)
+    doomed: set[bytes] = field(default_factory=set)
+    gone: set[bytes] = field(default_factory=set)
+
+
+class Script:
+    """Writes, deletes and closes over a file system that may crash at any call."""
+
+    def __init__(self, directory: Path, fs: CrashFileSystem) -> None:
+        self.directory, self.fs = directory, fs
+        self.history = History()
+        self.tier: SsdTier | None = None
+
+    def run(self, *, snapshot: bool) -> None:
+        """Run to the end, or to the crash; with a snapshot of the index in the middle nothing is deleted.
+
+        A deletion waits for its own commit of the index, so no crash leaves an index that is older.
+        """
+        tier = self.tier = small_ssd(self.directory, self.fs, seed=1)
+        list(tier.recover())
+        builder = FrameBuilder()
+        tier.register(builder.namespace)
+        first, second, third = (builder.frame(n, bucket="a") for n in (2, 3, 1))
+        self._write(first, second)
+        self._write(third, builder.frame(2, bucket="b"))
+        self._wait(tier.sync_index())
+        if snapshot:
+            shutil.copytree(self.directory / "index", self.directory.with_name("index-copy"))
+        if not snapshot:
+            self._delete(second)
+        self._write(*(builder.frame(3, bucket="a") for _ in range(4)))
+        fifth = builder.frame(6, bucket="b")
+        self._write(fifth, builder.frame(5, bucket="b"))
+        self._wait(tier.sync_index())
+        if not snapshot:
+            self._delete(fifth, third)
+        self._write(builder.frame(1, bucket="c"))
+        tier.close(deadline_seconds=WAIT_SECONDS)
+
+    def _write(self, *frames: BuiltFrame) -> None:
+        assert self.tier is not None
+        for built in frames:
+            self.history.submitted[built.keys] = built
+        futures = self.tier.write([built.write for built in frames])
+        for built, future in zip(frames, futures, strict=True):
+            location = future.result(WAIT_SECONDS).location
+            if location is not None:
+                self.history.places[built.keys] = location
+        self._check_power()
+
+    def _delete(self, *frames: BuiltFrame) -> None:
+        assert self.tier is not None
+        keys = {built.keys for built in frames}
+        self.history.doomed |= keys
+        self._wait(self.tier.delete([self.history.places[key] for key in keys]))
+        self.history.gone |= keys
+
+    def _wait(self, future: Future[int]) -> None:
+        future.result(WAIT_SECONDS)
+        self._check_power()
+
+    def _check_power(self) -> None:
+        if self.fs.is_down:
+            raise Crashed
+
+
+def small_ssd(directory: Path, fs: CrashFileSystem, *, seed: int) -> SsdTier:
+    return open_ssd(directory, fs=fs, segment_bytes_max=SEGMENT_BYTES, seed=seed)
+
+
+def abandon(tier: SsdTier) -> None:
+    """Let go of what a dead process would not hold: threads and the index."""
+    running: Any = tier._running
+    tier._queue.close("crashed")
+    tier._readers.close()
+    if running is None:
+        if tier._recovery.index is not None:
+            tier._recovery.index.close()
+        return
+    running.keeper.close()
+    for thread in (running.writer_thread, running.keeper_thread):
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive()
+    running.index.close()
+
+
+def crashed_run(
+    directory: Path, *, at: int, seed: int, snapshot: bool
+) -> tuple[Script, CrashFileSystem] | None:
+    """Run the script with a crash before call `at`; None when it makes fewer calls."""
+    fs = CrashFileSystem(seed=seed)
+    fs.crash_at(at)
+    script = Script(directory, fs)
+    try:
+        script.run(snapshot=snapshot)
+    except Crashed:
+        pass
+    else:
+        if not fs.is_down:
+            return None
+    if script.tier is not None:
+        abandon(script.tier)
+    return script, fs.reboot()
+
+
+def check(history: History, tier: SsdTier, found: list[RecoveredFrame]) -> None:
+    """Compare what was recovered with what was promised, byte by byte."""
+    by_key = {frame.header.keys: frame for frame in found}
+    assert len(by_key) == len(found), "a frame was yielded twice"
+    assert set(history.places) - history.doomed <= set(by_key), "an acknowledged frame is lost"
+    assert not history.gone & set(by_key), "a deleted frame came back"
+    for keys, frame in by_key.items():
+        built = history.submitted[keys]
+        assert frame.header == built.write.header
+        assert frame.location == history.places.get(keys, frame.location)
+        assert_reads_back(tier, built, frame.location)
+    assert tier.usage().used_bytes == sum(info.bytes for info in tier.segments())
+
+
+def check_restart(directory: Path, history: History, left: CrashFileSystem) -> None:
+    """Recover twice, with a write in between."""
+    tier = small_ssd(directory, left, seed=2)
+    found = list(tier.recover())
+    check(history, tier, found)
+    known = {frame.header.keys: frame.location for frame in found}
+    builder = FrameBuilder(seed=99)
+    tier.register(builder.namespace)
+    late = builder.frame(2, bucket="late")
+    (future,) = tier.write([late.write])
+    location = future.result(WAIT_SECONDS).location
+    assert location is not None
+    tier.close(deadline_seconds=WAIT_SECONDS)
+    again = small_ssd(directory, left, seed=3)
+    found = list(again.recover())
+    assert {frame.header.keys: frame.location for frame in found} == known | {late.keys: location}
+    assert again.report().frames_dropped == 0
+    history.submitted[late.keys] = late
+    check(history, again, found)
+    again.close(deadline_seconds=WAIT_SECONDS)
+
+
+def points(step: int) -> Iterator[int]:
+    """Yield call numbers; the test stops at the first behind the script's end."""
+    yield from range(1, 2000, step)
+
+
+@pytest.mark.parametrize("index", ["kept", "lost", "older"])
+def test_the_plug_is_pulled_at_every_call(tmp_path: Path, index: str) -> None:
+    ends = 0
+    for at in points(1):
+        directory = tmp_path / str(at) / "store"
+        directory.mkdir(parents=True)
+        run = crashed_run(directory, at=at, seed=at, snapshot=index == "older")
+        if run is None:
+            break
+        script, left = run
+        if index == "lost":
+            shutil.rmtree(directory / "index", ignore_errors=True)
+        copy = directory.with_name("index-copy")
+        if copy.exists():
+            shutil.rmtree(directory / "index")
+            copy.rename(directory / "index")
+        try:
+            check_restart(directory, script.history, left)
+        except BaseException as error:
+            error.add_note(f"crashed before call {at}, index {index}")
+            raise
+        ends += 1
+        shutil.rmtree(directory.parent)
+    assert ends > 50
