@@ -82,6 +82,7 @@ def copy_out(
     Shapes: slots, lengths, generations u32[n]; digests 16 x segments x n; into n rows.
     Errors: InvalidArgument on a buffer or an extent of the wrong shape; TierUnavailable on a closed arena.
     """
+    present = arena.generations
     copy = _Copy.plan(arena, part, slots=slots, lengths=lengths, buffer=into, inward=False)
     if len(generations) != copy.count or (verify and len(digests) != copy.count * copy.digest_bytes):
         raise InvalidArgument(
@@ -102,7 +103,7 @@ def copy_out(
             reason = MissReason.CORRUPT
             break
     # Also of the block that failed: a slot with a new owner explains the wrong digest.
-    stale = np.flatnonzero(arena.generations[slots[: good + 1]] != generations[: good + 1])
+    stale = np.flatnonzero(present[slots[: good + 1]] != generations[: good + 1])
     if len(stale):
         return CopiedOut(int(stale[0]), MissReason.EVICTED)
     return CopiedOut(good, reason)
