@@ -15,15 +15,17 @@ from kvstore.clock import Clock, SystemClock
 from kvstore.errors import InvalidArgument
 from kvstore.hashing import Tokens
 from kvstore.namespace import Namespace
-from kvstore.types import HASH_BYTES, MissReason, ReleaseOutcome, key_at
+from kvstore.types import HASH_BYTES, MissReason, PutOutcome, ReleaseOutcome, key_at
 
 if TYPE_CHECKING:
-    from kvstore.client import Client, Match
+    from kvstore.client import Client, Put
 
 SUFFIX_TOKENS_MIN = 16
-"""Rows that a hit leaves to compute. One to three rows run other kernels than a whole prompt: their logits differ
+"""Rows that a hit leaves to compute. One to three rows run other kernels than a whole prompt: logits differ
 in the last bits. From four rows on they are equal bit for bit (float32, SmolLM2, torch 2.13, AVX-512)."""
 FETCH_SECONDS_MIN = 0.05
+SAVE_BYTES_MAX = 64 << 20
+"""Blocks are packed and put in portions of about this size: a long prompt needs no second copy of itself."""
 _log = logging.getLogger(__name__)
 
 
@@ -173,7 +175,7 @@ class PrefixCache:
             answer.append(int(self.engine.forward(answer[-1:], prefill.past).argmax()))
             on_token(answer[-1])
         everything = ids + answer
-        known = max(known, len(ids) // self.namespace.block_tokens if save_prompt else 0)
+        known += prompt_saved.present
         answer_saved = self.save(everything, prefill.past, first_block=known) if save_answer else Saved()
         return Generation(
             ids=tuple(answer),
@@ -231,14 +233,7 @@ class PrefixCache:
         begun = self._clock.monotonic()
         blocks = self.engine.shape.new_blocks(match.blocks)
         fetched = self._blocks.fetch(match, blocks, deadline_seconds=self._fetch_deadline(match.blocks))
-        corrupt = fetched.reason is MissReason.CORRUPT
-        outcome = (
-            ReleaseOutcome.CORRUPT
-            if corrupt
-            else ReleaseOutcome.USED
-            if fetched.blocks
-            else ReleaseOutcome.UNUSED
-        )
+        outcome = ReleaseOutcome.USED if fetched.blocks else ReleaseOutcome.UNUSED
         self._blocks.release(match, used=fetched.blocks, outcome=outcome)
         result.fetch_seconds = self._clock.monotonic() - begun
         if fetched.blocks < match.blocks:
@@ -251,7 +246,7 @@ class PrefixCache:
         )
         result.inject_seconds = self._clock.monotonic() - begun
         result.hit_tokens = fetched.blocks * self.namespace.block_tokens
-        result.tiers = _first(match, fetched.blocks)
+        result.tiers = fetched.tiers
         return layers
 
     def _fetch_deadline(self, blocks: int) -> float:
@@ -267,30 +262,46 @@ class PrefixCache:
         """
         started = self._clock.monotonic()
         size = self.namespace.block_tokens
-        count = min(len(token_ids), self.engine.length(past)) // size - first_block
-        if count <= 0:
-            return Saved()
-        keys = self._blocks.hashes(token_ids[: (first_block + count) * size])
-        blocks = self.engine.shape.pack(self.engine.layers(past), first_block=first_block, count=count)
-        parent = key_at(keys, first_block - 1) if first_block else self._blocks.root
+        end = min(len(token_ids), self.engine.length(past)) // size
+        keys = self._blocks.hashes(token_ids[: end * size])
+        step = max(1, SAVE_BYTES_MAX // self.engine.shape.block_bytes)
+        stored = present = 0
+        reason = None
+        for first in range(first_block, end, step):
+            count = min(step, end - first)
+            put = self._put(keys, past, first=first, count=count)
+            if put is None:
+                reason = MissReason.TIER_DOWN
+                break
+            stored, present = stored + put.stored, present + put.present
+            if put.present < count:
+                reason = put.reason or _why_not(put)
+                break
+        return Saved(
+            blocks=max(0, end - first_block),
+            stored=stored,
+            present=present,
+            reason=reason,
+            seconds=self._clock.monotonic() - started,
+        )
+
+    def _put(self, keys: bytes, past: Any, *, first: int, count: int) -> Put | None:
+        """Pack and put blocks [first, first + count); None when the store broke its promise not to raise."""
+        blocks = self.engine.shape.pack(self.engine.layers(past), first_block=first, count=count)
+        parent = key_at(keys, first - 1) if first else self._blocks.root
         try:
-            put = self._blocks.put(parent, keys[first_block * HASH_BYTES :], blocks)
+            return self._blocks.put(parent, keys[first * HASH_BYTES : (first + count) * HASH_BYTES], blocks)
         except Exception:  # as in resume
             _log.exception("event=prefix_cache_save_failed")
-            return Saved(blocks=count, reason=MissReason.TIER_DOWN, seconds=self._clock.monotonic() - started)
-        seconds = self._clock.monotonic() - started
-        return Saved(blocks=count, stored=put.stored, present=put.present, reason=put.reason, seconds=seconds)
+            return None
 
 
-def _first(match: Match, blocks: int) -> tuple[TierRun, ...]:
-    """Return the tiers of the first `blocks` blocks of a match."""
-    runs: list[TierRun] = []
-    for run in match.tiers:
-        count = min(run.count, blocks)
-        if count:
-            runs.append(TierRun(run.tier, count))
-        blocks -= count
-    return tuple(runs)
+def _why_not(put: Put) -> MissReason:
+    """Return why a put that was answered did not keep everything."""
+    outcomes = {run.outcome for run in put.outcomes}
+    if PutOutcome.THROTTLED in outcomes:
+        return MissReason.THROTTLED
+    return MissReason.IN_FLIGHT if PutOutcome.IN_FLIGHT in outcomes else MissReason.TIER_DOWN
 
 
 def hit_blocks(tiers: Sequence[TierRun]) -> dict[str, int]:

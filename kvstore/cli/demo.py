@@ -83,8 +83,9 @@ def demo(
             )
     from kvstore.cli.demo_report import document, sheet
     from kvstore.cli.demo_story import Story
+    from kvstore.cli.demo_text import checked_length
 
-    length = tokens if tokens is not None else TOKENS_QUICK if quick else TOKENS_DEFAULT
+    length = checked_length(tokens if tokens is not None else TOKENS_QUICK if quick else TOKENS_DEFAULT)
     with _own_directory(keep) as directory:
         screen = console(stderr=True)
         screen.print(escape(f"kvstore demo in {directory}"), style="bold", soft_wrap=True)

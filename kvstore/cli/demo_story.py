@@ -96,8 +96,8 @@ class Outcome:
     @property
     def is_fine(self) -> bool:
         """Whether all answers are identical and every hit came from where it should."""
-        hits = all(turn.came_from_expected_tier for turn in self.turns)
-        return hits and all(turn.is_identical for turn in self.turns)
+        shown = len(self.turns) == len(ACTS) and all(turn.came_from_expected_tier for turn in self.turns)
+        return shown and all(turn.is_identical for turn in self.turns)
 
 
 class Story:

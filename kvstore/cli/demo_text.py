@@ -39,13 +39,21 @@ class Conversation:
         return (*prompt, *closed, *self.follow_ups[turn - 1])
 
 
-def conversation(encode: Encode, *, tokens: int) -> Conversation:
-    """Return the chat over the first `tokens` tokens of the document; always the same for one Python version.
+def checked_length(tokens: int) -> int:
+    """Return a length that the model can read, questions and answers included.
 
-    Errors: InvalidArgument when the model cannot read such a length, or the library has no source here.
+    Errors: InvalidArgument with the limits.
     """
     if not TOKENS_MIN <= tokens <= TOKENS_MAX:
         raise InvalidArgument(f"demo: --tokens must be {TOKENS_MIN}..{TOKENS_MAX}, got {tokens}")
+    return tokens
+
+
+def conversation(encode: Encode, *, tokens: int) -> Conversation:
+    """Return the chat over the first `tokens` tokens of the document; always the same for one Python version.
+
+    Errors: InvalidArgument when the library has no source here.
+    """
     document = encode(_source(DOCUMENT))[:tokens]
     pieces = encode(_source(EXCERPTS))
     size = max(8, tokens // FOLLOW_UP_SHARE)

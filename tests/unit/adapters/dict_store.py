@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.api import TierRun
+from kvstore.api import OutcomeRun, TierRun
 from kvstore.hashing import Tokens, block_hashes, chain_root
 from kvstore.namespace import Namespace
-from kvstore.types import BlockHash, MissReason, ReleaseOutcome, Tier, key_at, key_count
+from kvstore.types import BlockHash, MissReason, PutOutcome, ReleaseOutcome, Tier, key_at, key_count
 
 U8 = npt.NDArray[np.uint8]
 
@@ -26,6 +26,13 @@ class Answer:
     keys: bytes = b""
     stored: int = 0
     present: int = 0
+    outcomes: tuple[OutcomeRun, ...] = ()
+
+
+def tiers_of(blocks: int) -> tuple[TierRun, ...]:
+    """Pretend that two blocks lay in host memory and the rest on SSD."""
+    runs = (TierRun(Tier.HOST, min(2, blocks)), TierRun(Tier.SSD, max(0, blocks - 2)))
+    return tuple(run for run in runs if run.count)
 
 
 @dataclass
@@ -36,6 +43,7 @@ class DictStore:
     calls: list[str] = field(default_factory=list)
     raises: dict[str, Exception] = field(default_factory=dict)
     fetch_stops_at: int | None = None
+    put_blocks_max: int = 1 << 30
     released: list[tuple[int, ReleaseOutcome]] = field(default_factory=list)
 
     def open(
@@ -65,8 +73,7 @@ class DictNamespace:
         names = [key_at(keys, i) for i in range(key_count(keys))]
         found = next((i for i, name in enumerate(names) if name not in self.store.blocks), len(names))
         reason = MissReason.NEVER_STORED if found < len(names) else None
-        tiers = (TierRun(Tier.HOST, min(2, found)), TierRun(Tier.SSD, max(0, found - 2)))
-        return Answer(blocks=found, reason=reason, tiers=tiers, keys=keys)
+        return Answer(blocks=found, reason=reason, tiers=tiers_of(found), keys=keys)
 
     def fetch(self, match: Answer, into: U8, **_: Any) -> Answer:
         self.store.called("fetch")
@@ -74,7 +81,8 @@ class DictNamespace:
         for index in range(stop):
             into[index] = np.frombuffer(self.store.blocks[key_at(match.keys, index)], np.uint8)
         into[stop:] = 0xEE
-        return Answer(blocks=stop, reason=MissReason.CORRUPT if stop < match.blocks else None)
+        reason = MissReason.CORRUPT if stop < match.blocks else None
+        return Answer(blocks=stop, reason=reason, tiers=tiers_of(stop))
 
     def release(self, match: Answer, *, used: int, outcome: ReleaseOutcome) -> None:
         self.store.called("release")
@@ -85,6 +93,10 @@ class DictNamespace:
         assert key_count(keys) == len(source)
         assert parent == self.root or parent in self.store.blocks
         new = 0
+        fits = self.store.put_blocks_max
+        outcomes: tuple[OutcomeRun, ...] = (OutcomeRun(PutOutcome.STORED_HOST, 1),)
+        if len(source) > fits:
+            source, outcomes = source[:fits], (*outcomes, OutcomeRun(PutOutcome.THROTTLED, 1))
         for index, row in enumerate(source):
             new += self.store.blocks.setdefault(key_at(keys, index), row.tobytes()) == row.tobytes()
-        return Answer(blocks=len(source), stored=new, present=len(source))
+        return Answer(blocks=len(source), stored=new, present=len(source), outcomes=outcomes)

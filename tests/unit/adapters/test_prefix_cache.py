@@ -155,8 +155,29 @@ def test_a_short_delivery_is_a_short_hit(model: Any, delivered: int) -> None:
     result = cache_of(model, store).generate(ids, max_new_tokens=6)
     assert (result.hit_tokens, result.prefill.reason) == (16 * delivered, MissReason.CORRUPT)
     assert result.ids == plain(model, ids, 6)
-    assert store.released[-1] == (delivered, ReleaseOutcome.CORRUPT)
+    used = ReleaseOutcome.USED if delivered else ReleaseOutcome.UNUSED
+    assert store.released[-1] == (delivered, used)
     assert sum(hit_blocks(result.tiers).values()) == delivered
+
+
+def test_a_long_prompt_is_saved_in_portions(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cache_of(model, DictStore())
+    monkeypatch.setattr(
+        "engine_adapters.transformers.prefix_cache.SAVE_BYTES_MAX", 4 * cache.engine.shape.block_bytes
+    )
+    store, ids = DictStore(), tokens(170)
+    cold = cache_of(model, store).generate(ids, max_new_tokens=4)
+    assert store.calls.count("put") == 3
+    assert (cold.prompt_saved.blocks, cold.prompt_saved.stored) == (10, 10)
+    assert cache_of(model, store).generate(ids, max_new_tokens=4).ids == cold.ids
+
+
+def test_a_full_store_keeps_the_head_and_says_why(model: Any) -> None:
+    store, ids = DictStore(put_blocks_max=3), tokens(170)
+    cold = cache_of(model, store).generate(ids, max_new_tokens=4, save_answer=False)
+    assert (cold.prompt_saved.present, cold.prompt_saved.reason) == (3, MissReason.THROTTLED)
+    warm = cache_of(model, store).generate(ids, max_new_tokens=4)
+    assert (warm.hit_tokens, warm.prefill.reason) == (48, MissReason.NEVER_STORED)
 
 
 def test_models_that_differ_do_not_meet(model: Any) -> None:
