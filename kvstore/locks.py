@@ -1,8 +1,7 @@
-"""Locks that the kernel drops when their holder dies: a byte per session, a file per data directory."""
+"""A client's proof of life: a lock that the kernel drops when its holder dies, one byte per session."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -10,9 +9,9 @@ import struct
 import weakref
 from pathlib import Path
 
+from kvstore.api import NO_SESSION
 from kvstore.errors import InvalidArgument, TierUnavailable
 
-DIRECTORY_LOCK_NAME = "daemon.lock"
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, len, pid
 
 
@@ -20,12 +19,6 @@ def _byte(kind: int, session: int) -> bytes:
     if not 0 < session < 1 << 32:
         raise InvalidArgument(f"client lock: session {session} is outside 1..2^32-1")
     return _FLOCK.pack(kind, os.SEEK_SET, session, 1, 0)
-
-
-def _is_held(fd: int, session: int) -> bool:
-    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _byte(fcntl.F_WRLCK, session))
-    kind: int = _FLOCK.unpack(answer)[0]
-    return kind != fcntl.F_UNLCK
 
 
 class ClientLock:
@@ -104,8 +97,12 @@ class ClientLocks:
             raise TierUnavailable(f"client lock file {path}: {error}") from error
 
     def is_held(self, session: int) -> bool:
-        """Return whether the client of this session still holds its byte; False after `close`."""
-        return self._fd is not None and _is_held(self._fd, session)
+        """Return whether a session's client holds its byte; False without a session or after `close`."""
+        if self._fd is None or session == NO_SESSION:
+            return False
+        answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _byte(fcntl.F_WRLCK, session))
+        kind: int = _FLOCK.unpack(answer)[0]
+        return kind != fcntl.F_UNLCK
 
     def close(self) -> None:
         """Remove the file unless another daemon has put its own there; idempotent."""
@@ -118,56 +115,4 @@ class ClientLocks:
         except FileNotFoundError:
             pass
         finally:
-            os.close(fd)
-
-
-def is_held(path: str | Path, session: int) -> bool:
-    """Return whether a process holds this session's byte, for tools; a file that is gone holds nothing."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return _is_held(fd, session)
-    finally:
-        os.close(fd)
-
-
-class DirectoryLock:
-    """One daemon per data directory, by flock on a file in it that carries the holder's pid."""
-
-    def __init__(self, fd: int, path: Path) -> None:
-        self.path = path
-        self._fd: int | None = fd
-
-    @staticmethod
-    def acquire(directory: str | Path) -> DirectoryLock:
-        """Take the directory.
-
-        Errors: TierUnavailable naming the process that holds it, or why the lock file cannot be made.
-        """
-        path = Path(directory) / DIRECTORY_LOCK_NAME
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise TierUnavailable(f"data directory {directory}: no {path.name}: {error.strerror}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, str(os.getpid()).encode(), 0)
-        except OSError as error:
-            pid = os.pread(fd, 32, 0).decode(errors="replace")
-            os.close(fd)
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise TierUnavailable(f"data directory {directory}: no lock: {error.strerror}") from error
-            raise TierUnavailable(
-                f"data directory {directory}: in use by the daemon with pid {pid or 'unknown'}; "
-                "stop it, or choose another directory"
-            ) from error
-        return DirectoryLock(fd, path)
-
-    def release(self) -> None:
-        """Let go; idempotent. The file stays: without it two daemons could lock two files of one name."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
             os.close(fd)
