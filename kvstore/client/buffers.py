@@ -24,7 +24,10 @@ _digest = cast("Callable[[Bytes], bytes]", xxhash.xxh3_128_digest)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """What a put brings of one part: row 0 of the buffer is block `blocks.first`. Shapes: lengths u32[count]."""
+    """What a put brings of one part: row 0 of the buffer is block `blocks.first`.
+
+    Shapes: lengths u32[count].
+    """
 
     blocks: PartBlocks
     buffer: Buffer
@@ -89,7 +92,7 @@ def rows_of(buffer: Buffer, start: int, stop: int) -> Buffer:
 
 
 def segments_of(part: Part, buffer: Buffer, row: int, length: int) -> list[Bytes]:
-    """Return one view per segment of a block whose record is `length` bytes long; segments behind its end are empty."""
+    """Return one view per segment of a block; those behind the end of its record (`length`) are empty."""
     views = []
     for index, segment in enumerate(part.segments):
         inside = max(0, min(segment.length, length - segment.offset))
@@ -120,7 +123,7 @@ def sources_of(
 ) -> dict[int, Source]:
     """Return part index -> what a put brings of it; without lengths every record is bytes_max long.
 
-    Errors: InvalidArgument on parts without a buffer, buffers of the wrong shape, and lengths beyond bytes_max.
+    Errors: InvalidArgument on parts without a buffer, buffers of the wrong shape, lengths beyond bytes_max.
     """
     buffers = by_part(layout, source, [blocks.part for blocks in parts])
     if lengths is not None and not isinstance(lengths, Mapping) and len(parts) != 1:

@@ -26,8 +26,8 @@ from kvstore.rpc.v1 import data_pb2 as pb
 class Client:
     """Talks to the daemon of this node, or by TCP to another's.
 
-    Nothing is dialled before first use. A daemon that is gone, hung or restarting makes verbs miss, with a reason and a
-    counter (kvstore_client_fallbacks_total); the connection comes back by itself.
+    Nothing is dialled before first use. A daemon that is gone, hung or restarting makes verbs miss, with a
+    reason and a counter (kvstore_client_fallbacks_total); the connection comes back by itself.
     Errors: InvalidArgument on an address, token and TLS files that do not go together.
     Threads: any. A forked child gets a connection of its own (kvstore.client.fork has the limits).
     """
@@ -60,7 +60,7 @@ class Client:
     def open(
         self, namespace: Namespace, *, tenant_secret: bytes = b"", retention_class: str = DEFAULT_CLASS
     ) -> OpenNamespace:
-        """Open a namespace; with the daemon away it is opened when the daemon comes, and verbs miss until then.
+        """Open a namespace; with the daemon away it is opened when that comes, and verbs miss until then.
 
         `retention_class` is what puts use unless told otherwise.
         Errors: InvalidArgument, LayoutMismatch (both sides printed), PermissionRefused.

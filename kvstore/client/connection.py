@@ -1,4 +1,4 @@
-"""Keeps one link to the daemon: connects on first use, reconnects in the background, opens the namespaces again."""
+"""Keeps one link to the daemon: connects on first use, then again in the background, namespaces included."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """What a client process has of the daemon, gone or there. Belongs to one process: a forked child makes its own.
+    """What one process has of the daemon, gone or there; a forked child makes its own.
 
     `namespaces` is the client's own table, read again at every connect.
     Threads: any; one thread of its own connects.
@@ -123,7 +123,7 @@ class Connection:
             raise BreakerOpen(f"{self._target.address}: the daemon did not answer lately, it is not asked")
 
     def note(self, link: Link) -> None:
-        """Tell the breaker of an outcome that was not in time to be a deadline: an answer, or the session's end."""
+        """Tell the breaker of an outcome that is no passed deadline: an answer, or the session's end."""
         if link.session.end is None:
             self.breaker.succeed()
         else:
@@ -225,7 +225,7 @@ class Connection:
 
 
 def _about(address: str, error: KVStoreError) -> KVStoreError:
-    """An attempt that failed for the daemon's absence is absence to every verb, whatever it was to the attempt."""
+    """An attempt that failed for the daemon's absence is absence to every verb."""
     if miss_reason(error) is None:
         return error
     return TierUnavailable(f"{address}: {error}")

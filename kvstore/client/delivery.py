@@ -1,4 +1,4 @@
-"""Keeps book of a fetch: which blocks of which parts are copied and checked, and how far the good prefix reaches."""
+"""Keeps book of a fetch: which blocks of which parts are copied and checked, how far all is good."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kvstore.types import MissReason
 class Delivery:
     """Blocks [0, wanted) of some parts, on their way into the caller's buffers.
 
-    Required parts must all arrive. Of side parts (trailing windows, checkpoints) only some blocks exist, so they
-    cannot be waited for by count; a bad one shortens the prefix like any other.
+    Required parts must all arrive. Of side parts (trailing windows, checkpoints) only some blocks exist, so
+    they cannot be waited for by count; a bad one shortens the prefix like any other.
     """
 
     def __init__(self, layout: Layout, parts: Iterable[int], wanted: int) -> None:

@@ -33,8 +33,8 @@ class Target:
     def checked(self) -> Target:
         """Return self after checking it.
 
-        Errors: InvalidArgument on an address of neither form, on TLS over a unix socket, on a mapping over TCP, and on
-        a token that would travel in the clear.
+        Errors: InvalidArgument on an address of neither form, on TLS over a unix socket, on a mapping over
+        TCP, and on a token that would travel in the clear.
         """
         if self.is_unix:
             if self.tls is not None:
@@ -46,8 +46,8 @@ class Target:
         in_the_clear = self.token and self.tls is None
         if in_the_clear and not (self.limits.plaintext_on_loopback and _is_loopback(host)):
             raise InvalidArgument(
-                f"address {self.address}: a token travels over TCP with TLS only; hand in TlsFiles, or on this "
-                f"machine set ClientLimits(plaintext_on_loopback=True) and dial 127.0.0.1:{port}"
+                f"address {self.address}: a token travels over TCP with TLS only; hand in TlsFiles, or on "
+                f"this machine set ClientLimits(plaintext_on_loopback=True) and dial 127.0.0.1:{port}"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""The one place where errors become misses: what the daemon's absence or load costs is a recompute, never a failure."""
+"""The one place where errors become misses: the daemon's absence costs a recompute, never a request."""
 
 from __future__ import annotations
 

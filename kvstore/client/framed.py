@@ -39,7 +39,7 @@ def fetch_framed(
 ) -> None:
     """Receive a lease's blocks into the caller's buffers, check each, and write `delivery`'s book.
 
-    Errors: what the daemon says; DeadlineExceeded; TierUnavailable when the link is over or the stream makes no sense.
+    Errors: what the daemon says; DeadlineExceeded; TierUnavailable on an ended link or a stream of nonsense.
     """
     receiver = _Receiver(layout, into, delivery, verify=verify)
     request = pb.FetchRequest(lease=lease, parts=sorted(into), payload=True)

@@ -19,7 +19,7 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the authority that signed the daemon, and, for mutual TLS, the client's certificate and key."""
+    """PEM files: the authority that signed the daemon; for mutual TLS the client's certificate and key."""
 
     ca: str
     certificate: str = ""
@@ -31,7 +31,7 @@ class ClientLimits:
     """Bounds of one client. Units are in the names.
 
     `connect_seconds` bounds one attempt to connect, hello and arena mapping included; `open_seconds` an open.
-    `plaintext_on_loopback` lets a token travel over TCP to this very machine without TLS; nowhere else can it.
+    `plaintext_on_loopback` lets a token travel over TCP to this very machine without TLS.
     """
 
     connect_seconds: float = 2.0

@@ -26,14 +26,14 @@ from kvstore.types import BlockHash, Fingerprint, ReleaseOutcome
 _log = logging.getLogger(__name__)
 
 RootKey = tuple[Fingerprint, BlockHash]
-"""A namespace as one client sees it: tenants with different secrets share the fingerprint, not the chain root."""
+"""A namespace as one tenant sees it: different secrets share the fingerprint, not the chain root."""
 
 
 class Link:
     """A connection from hello to its end. After a restart of the daemon there is another one.
 
-    Whoever copies to or from the arena does so inside `use`: the mapping and the lock outlive the session until the
-    last copy is done, so that a slot is never given away under a late writer.
+    Whoever copies to or from the arena does so inside `use`: the mapping and the lock outlive the session
+    until the last copy is done, so that a slot is never given away under a late writer.
     Threads: any.
     """
 

@@ -45,8 +45,8 @@ LEASE_SECONDS = 30.0
 class OpenNamespace:
     """A namespace of one client, in one tenant's keys (`root`).
 
-    Every verb holds its deadline, also with a hung daemon. What the daemon's absence or load prevents is a miss value
-    with a reason; mistakes of the caller's (InvalidArgument, LayoutMismatch) are raised.
+    Every verb holds its deadline, also with a hung daemon. What the daemon's absence or load prevents is a
+    miss value with a reason; mistakes of the caller's (InvalidArgument, LayoutMismatch) are raised.
     Threads: any.
     """
 
@@ -65,7 +65,7 @@ class OpenNamespace:
 
     @property
     def siblings(self) -> tuple[str, ...]:
-        """What differs from namespaces of the same model, as the daemon said at open: why hits may be missing."""
+        """What differs from namespaces of the same model, as open said: why hits may be missing."""
         link = self.client.runtime.connection.current
         answer = link.opened.get(self._key) if link else None
         return answer.siblings if answer else ()
@@ -77,7 +77,7 @@ class OpenNamespace:
         parent: BlockHash | None = None,
         extra_keys: Mapping[int, Sequence[bytes]] | None = None,
     ) -> bytes:
-        """Return the packed keys of the full blocks of `tokens`, from the chain root unless a parent is given."""
+        """Return the packed keys of the full blocks of `tokens`, from the root unless a parent is given."""
         size = self.namespace.block_tokens
         return block_hashes(parent or self.root, tokens, block_tokens=size, extra_keys=extra_keys)
 
@@ -158,7 +158,7 @@ class OpenNamespace:
     ) -> Put:
         """Store blocks that follow `parent`; digests are taken of the source while it is copied.
 
-        Shapes: row 0 of a part's buffer is the first block that `parts` names of it (default: block 0 of all).
+        Shapes: row 0 of a part's buffer is the first block that `parts` names of it.
         """
         request = self._reserve_request(parent, keys, retention_class, put_id, tuple(parts), provenance)
         deadline = self.client.deadline(deadline_seconds)
@@ -214,7 +214,7 @@ class OpenNamespace:
             reservation.link.abort(reservation.reservation)
 
     def touch(self, keys: bytes, retention_class: str = "", *, deadline_seconds: float = VERB_SECONDS) -> int:
-        """Keep a prefix alive that was served from an engine's own memory; return how many blocks were there."""
+        """Keep a prefix alive that was served from an engine's own memory; return how many blocks it has."""
         message = pb.TouchRequest(namespace=self.fingerprint, keys=keys, retention_class=retention_class)
         try:
             reply = self._ask(pb.SessionRequest(touch=message), self.client.deadline(deadline_seconds))

@@ -52,7 +52,7 @@ def submit_match(namespace: OpenNamespace, request: MatchRequest, deadline: Dead
     ticket: Ticket[Match] = Ticket()
     link = connection.current
     if not request.keys or link is None or not namespace.is_open_on(link):
-        # Rare: nothing to ask, a first connection, or a namespace to open first. That may wait, so a worker does it.
+        # Rare: nothing to ask, a first connection, a namespace to open first. A worker may wait for that.
         return runtime.submit(
             lambda: match(namespace, request, deadline),
             lambda error: _missed(namespace, request, error),

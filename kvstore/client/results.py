@@ -22,8 +22,8 @@ class Match:
     """What is there, as kvstore.api.MatchAnswer says it, and how to get at it.
 
     `parts` is what the match asked extents of. `loading` hears of blocks on their way to host; `link` is the
-    connection whose arena the extents point into. A match made by hand from a lease alone (another process took
-    it) has neither and can still be fetched.
+    connection whose arena the extents point into. A match made by hand from a lease alone (another process
+    took it) has neither and can still be fetched.
     """
 
     blocks: int
@@ -42,7 +42,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The first `blocks` blocks are in the caller's buffers, each copied and checked; `reason` says why not more."""
+    """The first `blocks` blocks are in the caller's buffers, each checked; `reason` says why not more."""
 
     blocks: int
     reason: MissReason | None = None

@@ -1,4 +1,4 @@
-"""The per-process insides of a client: its connection, alarms and worker threads. A fork replaces all of it at once."""
+"""The per-process insides of a client: connection, alarms and worker threads. A fork replaces them all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Runtime:
     def submit(
         self, work: Callable[[], T], missed: Callable[[KVStoreError], T], deadline: Deadline
     ) -> Ticket[T]:
-        """Run `work` on a worker thread; its ticket resolves to `missed(error)` where no thread came free in time.
+        """Run `work` on a worker thread; its ticket resolves to `missed(error)` if none came free in time.
 
         Once begun, work runs to its own deadline: the caller's buffers are not free before it ends.
         """

@@ -31,7 +31,7 @@ class Session:
 
     `on_orphan` gets each reply that nobody waits for any more, so that what it carries can be given back;
     `on_end` hears once that the stream is over.
-    Threads: any may submit. Callbacks run on the reader thread: they must be short and must not wait for a reply.
+    Threads: any may submit. Callbacks run on the reader thread: they are short and never wait for a reply.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Session:
     def submit(
         self, request: pb.SessionRequest, on_reply: OnReply, *, on_progress: OnProgress | None = None
     ) -> int:
-        """Send a request and return its number; `on_reply` is called exactly once unless the request is abandoned.
+        """Send a request and return its number; `on_reply` is called once unless the request is abandoned.
 
         Errors: Overloaded when too many requests are unanswered; TierUnavailable when the session is over.
         """

@@ -1,4 +1,4 @@
-"""A result that arrives later, for engines that must not block: poll it, wait for it, or watch its descriptor."""
+"""A result that arrives later, for engines that must not block: poll, wait for or watch it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ticket(Generic[T]):
         return self._done.is_set()
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable when the result is there; made on first use, ours to close."""
+        """Return a descriptor that becomes readable with the result; not yours to close."""
         with self._lock:
             if self._fd < 0:
                 self._fd = os.eventfd(int(self._done.is_set()), os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -1,0 +1,79 @@
+"""A forked child gets a connection of its own, and its parent keeps the old one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+from tests.unit.client.fake_daemon import FakeDaemon
+
+# In a process of its own: gRPC must be imported after kvstore.client has prepared it for forks, and the
+# process of the tests holds the fake daemon.
+SCRIPT = textwrap.dedent(
+    """
+    import os, sys, threading
+    from kvstore.client import Client
+    from tests.unit.client.conftest import LIMITS, NAMESPACE, empty, keys_of, payload
+
+    client = Client(sys.argv[1], limits=LIMITS)
+    namespace = client.open(NAMESPACE)
+    keys = keys_of(namespace, 3)
+    assert namespace.put(namespace.root, keys, payload(3)).stored == 3
+    match = namespace.match(keys, deadline_seconds=5)
+    held = threading.Lock()
+    held.acquire()
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            assert not client.connected
+            into = empty(3)
+            fetched = namespace.get(keys, into, deadline_seconds=5)
+            assert fetched.blocks == 3, fetched
+            assert (into == payload(3)).all()
+            assert client.connected
+            ticket = namespace.submit_match(keys, deadline_seconds=5)
+            assert ticket.result(5).blocks == 3
+            client.close()
+        except BaseException as error:
+            print("child:", repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+
+    into = empty(3)
+    assert namespace.fetch(match, into, deadline_seconds=5).blocks == 3
+    assert client.connected
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, status
+    assert namespace.get(keys, into, deadline_seconds=5).blocks == 3
+    client.close()
+    print("both are well")
+    """
+)
+
+
+def test_a_forked_child_connects_by_itself(daemon: FakeDaemon) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, daemon.address],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "both are well\n"), done.stderr
+    # The parent's session, then the child's; the parent's lives through the fork.
+    assert len(daemon.metadata) == 2
+
+
+def test_importing_the_client_prepares_grpc_for_forks() -> None:
+    script = "import os, kvstore.client; print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
+def test_the_client_imports_nothing_heavy() -> None:
+    heavy = ("pydantic", "lmdb", "typer", "rich", "torch", "fsspec")
+    script = f"import sys, kvstore.client; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
