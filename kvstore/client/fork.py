@@ -1,10 +1,10 @@
 """What a fork means to a client: the child must touch nothing of its parent's, least of all the channel.
 
-gRPC itself must be prepared before it is imported: with GRPC_ENABLE_FORK_SUPPORT a child can open channels of
-its own. Importing kvstore.client sets it unless the environment says otherwise or gRPC is already loaded;
-without it the verbs of a child whose parent has used gRPC are misses, never a hang. A fork takes about a second
-while sessions live. A child that neither execs nor exits keeps its parent's socket open, so the parent's leases
-may outlive it until their deadlines.
+gRPC itself must be prepared before it is imported: with GRPC_ENABLE_FORK_SUPPORT a child can open channels
+of its own. Importing kvstore.client sets it unless the environment says otherwise or gRPC is already
+loaded; without it the verbs of a child whose parent has used gRPC are misses, never a hang. A fork takes
+about a second while sessions live. A child that neither execs nor exits keeps its parent's socket open, so
+the parent's leases may outlive it until their deadlines.
 """
 
 from __future__ import annotations
