@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.client import OpenNamespace
+from kvstore.client.buffers import Buffers
 from kvstore.client.results import Fetched
-from kvstore.copying import Buffer
 from kvstore.errors import TierUnavailable
-from kvstore.layout import Layout
+from kvstore.layout import CacheGroup, Layout, Part, Segment
 from kvstore.namespace import Namespace
 from kvstore.types import AckTier, key_count
 
@@ -32,8 +32,16 @@ def block_major(name: str) -> Namespace:
 
 
 def layer_major(name: str) -> Namespace:
-    """Return a namespace of one part in one segment, to be read into finer layer ranges."""
-    layout = Layout.single(dtype="bench", bytes_max=BLOCK_BYTES, layers=LAYERS, segments=1)
+    """Return a namespace whose blocks come in 11 layer ranges.
+
+    A part has at most 8 segments, so there are two parts, as from two pipeline stages, of 6 and 5 ranges.
+    """
+    length, layers = BLOCK_BYTES // LAYER_RANGES, LAYERS // LAYER_RANGES
+    parts = []
+    for index, (first, count) in enumerate(((0, 6), (6, LAYER_RANGES - 6))):
+        table = tuple(Segment((first + i) * layers, layers, i * length, length) for i in range(count))
+        parts.append(Part(index, "kv", f"stage-{index}", count * length, table))
+    layout = Layout("bench", (CacheGroup("kv"),), tuple(parts)).checked()
     return Namespace(model=f"bench-{name}", weights="none", layout=layout, block_tokens=BLOCK_TOKENS)
 
 
@@ -73,7 +81,7 @@ class Prompt:
         """Number of blocks."""
         return key_count(self.keys)
 
-    def store(self, source: Buffer, *, ack: AckTier = AckTier.HOST, retention_class: str = "") -> None:
+    def store(self, source: Buffers, *, ack: AckTier = AckTier.HOST, retention_class: str = "") -> None:
         """Put it whole.
 
         Errors: TierUnavailable saying what became of the blocks.
@@ -90,7 +98,7 @@ class Prompt:
             outcomes = ", ".join(f"{run.count} {run.outcome}" for run in put.outcomes) or str(put.reason)
             raise TierUnavailable(f"put of {self.blocks} blocks: {outcomes}")
 
-    def fetch(self, into: Buffer, *, verify: bool) -> Fetched:
+    def fetch(self, into: Buffers, *, verify: bool) -> Fetched:
         """Match, copy out and release; returns what came, and from where.
 
         Errors: TierUnavailable when not all of it came.
@@ -101,6 +109,6 @@ class Prompt:
         return fetched
 
 
-def layer_buffers(blocks: int) -> list[Array]:
-    """Return one warm array per layer range. Shapes: 11 times [blocks, BLOCK_BYTES // 11]."""
-    return [warm_buffer(blocks, BLOCK_BYTES // LAYER_RANGES) for _ in range(LAYER_RANGES)]
+def layer_buffers(blocks: int, part: Part) -> list[Array]:
+    """Return one warm array per layer range of a part. Shapes: [blocks, segment.length] each."""
+    return [warm_buffer(blocks, segment.length) for segment in part.segments]

@@ -174,6 +174,8 @@ def duration_text(seconds: float | None) -> str:
         return "never"
     if seconds < 0:
         return "-" + duration_text(-seconds)
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     left = int(seconds)

@@ -31,7 +31,8 @@ def test_bytes(count: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.25, "0.2 s"),
+        (0.25, "250 ms"),
+        (2.5, "2.5 s"),
         (59, "59 s"),
         (61, "1 min 1 s"),
         (3600, "1 h"),
