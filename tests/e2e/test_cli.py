@@ -1,0 +1,228 @@
+"""The commands on a real daemon: what they print, what they return, and the README's own example."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvstore.cli.child import ChildDaemon
+from kvstore.client import Client
+from kvstore.hashing import block_hashes, chain_root
+from kvstore.layout import Layout
+from kvstore.namespace import Namespace
+from kvstore.types import AckTier
+from tests.tidy.tree import ROOT
+
+BLOCKS, BLOCK_TOKENS, BLOCK_BYTES = 12, 4, 8192
+TOKENS = list(range(BLOCKS * BLOCK_TOKENS))
+NAMESPACE = Namespace(
+    model="tiny",
+    weights="w1",
+    layout=Layout.single(dtype="u8", bytes_max=BLOCK_BYTES, layers=4, segments=2),
+    block_tokens=BLOCK_TOKENS,
+)
+PAYLOAD = np.random.default_rng(1).integers(0, 256, (BLOCKS, BLOCK_BYTES), dtype=np.uint8)
+KEYS = block_hashes(chain_root(NAMESPACE.fingerprint), TOKENS, block_tokens=BLOCK_TOKENS)
+SMALL = {"ssd.segment_bytes": "16MiB", "ssd.capacity_bytes": "256MiB"}
+
+
+def kvstore(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a program, without a terminal."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("KVSTORE_")}
+    command = [sys.executable, "-m", "kvstore.cli.main", *arguments]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        cwd=ROOT,
+        env=inherited | environment,
+    )
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    return done
+
+
+def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return the JSON that a command printed."""
+    parsed: dict[str, Any] = json.loads(done.stdout)
+    return parsed
+
+
+def store(address: str) -> None:
+    """Put the payload on SSD and read it once."""
+    with Client(address) as client:
+        namespace = client.open(NAMESPACE)
+        put = namespace.put(namespace.root, KEYS, PAYLOAD, ack=AckTier.SSD, retention_class="chat")
+        assert put.stored == BLOCKS
+        into = np.zeros_like(PAYLOAD)
+        assert namespace.get(KEYS, into).blocks == BLOCKS
+        assert np.array_equal(into, PAYLOAD)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildDaemon]:
+    """A daemon that holds the payload."""
+    with ChildDaemon(tmp_path_factory.mktemp("d"), arena_bytes=64 << 20, settings=SMALL) as child:
+        store(child.address)
+        yield child
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> ChildDaemon:
+    """A daemon that held the payload and has ended."""
+    with ChildDaemon(tmp_path, arena_bytes=64 << 20, settings=SMALL) as child:
+        store(child.address)
+    return child
+
+
+@pytest.fixture
+def prompt(tmp_path: Path) -> Path:
+    """A file with the prompt's tokens, and one block nobody stored."""
+    path = tmp_path / "prompt.json"
+    path.write_text(json.dumps([*TOKENS, 7, 7, 7, 7]))
+    return path
+
+
+def test_status(daemon: ChildDaemon) -> None:
+    done = kvstore("status", "--address", daemon.address)
+    assert done.returncode == 0, done.stderr
+    assert f"pid {daemon.pid}" in done.stdout
+    assert "healthy" in done.stdout
+    status = document(kvstore("status", "--json", KVSTORE_ADDRESS=daemon.address))
+    assert {tier["tier"] for tier in status["tiers"]} == {"host", "ssd"}
+    classes = {row["class"]: row for row in status["classes"]}
+    assert classes["chat"]["blocks"] == BLOCKS
+    assert status["counters"]["kvstore_lookup_tokens_total"] >= len(TOKENS)
+    assert re.search(rf"^ host +{len(TOKENS)} ", done.stdout, re.M), done.stdout
+
+
+def test_inspect_namespaces(daemon: ChildDaemon) -> None:
+    rows = document(kvstore("inspect", "namespaces", "--json", "-a", daemon.address))["namespaces"]
+    (row,) = [row for row in rows if row["identity"]["model"] == "tiny"]
+    assert row["fingerprint"] == NAMESPACE.fingerprint.hex()
+    assert row["blocks"] == BLOCKS
+    assert row["layout"] == json.loads(json.dumps(NAMESPACE.layout.to_plain()))
+
+
+def test_inspect_the_blocks_of_a_prompt(daemon: ChildDaemon, prompt: Path) -> None:
+    options = ["inspect", "blocks", "--tokens", str(prompt), "-n", "tiny", "-a", daemon.address]
+    done = kvstore(*options)
+    assert done.returncode == 0, done.stderr
+    assert "a match finds 12 of 13 blocks, 48 of 52 tokens, then never_stored" in done.stdout
+    found = document(kvstore(*options, "--json"))
+    (run,) = found["runs"]
+    assert (run["blocks"], run["host_blocks"], run["ssd_blocks"], run["class"]) == (12, 12, 12, "chat")
+    assert run["expires_at"] == pytest.approx(run["touched_at"] + 7 * 86400)
+    one = document(
+        kvstore(
+            "inspect", "blocks", "--hash", run["keys"][3][:12], "-n", "tiny", "-a", daemon.address, "--json"
+        )
+    )
+    assert run["keys"][3] in [key for found in one["runs"] for key in found["keys"]]
+
+
+def test_inspect_segments(daemon: ChildDaemon) -> None:
+    (segment,) = document(kvstore("inspect", "segments", "--json", "-a", daemon.address))["segments"]
+    assert segment["frames"] >= 1
+    assert Path(segment["path"]).exists()
+
+
+def test_verify(daemon: ChildDaemon) -> None:
+    done = kvstore("verify", "-a", daemon.address, "-n", "tiny")
+    assert done.returncode == 0, done.stderr
+    assert "all digests right" in done.stdout
+    checked = document(kvstore("verify", "--json", "-a", daemon.address))
+    assert checked["faults"] == []
+    assert checked["blocks"] >= BLOCKS
+
+
+def test_doctor_uses_the_daemon_and_leaves_nothing(daemon: ChildDaemon) -> None:
+    done = kvstore("doctor", "--json", "-a", daemon.address, "--data", str(daemon.data))
+    assert done.returncode == 0, done.stdout + done.stderr
+    findings = {f["check"]: f for f in document(done)["findings"] if f["section"] == "daemon"}
+    assert {"daemon", "host tier", "ssd tier", "expiry", "deletion"} <= set(findings)
+    assert all(f["level"] == "ok" for f in findings.values())
+    rows = document(kvstore("inspect", "namespaces", "--json", "-a", daemon.address))["namespaces"]
+    assert {row["identity"]["model"]: row["blocks"] for row in rows}.get("kvstore-doctor", 0) == 0
+
+
+def test_doctor_tests_itself_a_daemon() -> None:
+    done = kvstore("doctor", "--self-test", "--json", "-a", "unix:/nonexistent/s", "--data", "/tmp")
+    findings = {f["check"]: f for f in document(done)["findings"] if f["section"] == "temporary daemon"}
+    assert {"start", "restart", "read from ssd", "expiry"} <= set(findings)
+    assert all(f["level"] == "ok" for f in findings.values()), findings
+
+
+def test_offline_refuses_a_live_store(daemon: ChildDaemon) -> None:
+    done = kvstore("inspect", "segments", "--offline", str(daemon.data))
+    assert done.returncode == 1
+    assert f"used by the daemon with pid {daemon.pid}" in done.stderr
+
+
+def test_offline_refuses_what_is_no_store(tmp_path: Path) -> None:
+    done = kvstore("inspect", "segments", "--offline", str(tmp_path))
+    assert done.returncode == 2
+    assert "no data directory" in done.stderr
+
+
+def test_a_stopped_store_can_be_read(stopped: ChildDaemon, prompt: Path) -> None:
+    offline = ["--offline", str(stopped.data), "--json"]
+    (row,) = document(kvstore("inspect", "namespaces", *offline))["namespaces"]
+    assert (row["identity"]["model"], row["blocks"]) == ("tiny", BLOCKS)
+    (segment,) = document(kvstore("inspect", "segments", *offline))["segments"]
+    assert segment["sealed"] is True
+    found = document(kvstore("inspect", "blocks", "--tokens", str(prompt), *offline))
+    assert (found["visible_blocks"], found["asked_blocks"], found["reason"]) == (12, 13, "not on SSD")
+    assert sum(run["ssd_blocks"] for run in found["runs"]) == BLOCKS
+    done = kvstore("verify", *offline)
+    assert done.returncode == 0
+    assert document(done) == {"blocks": BLOCKS, "bytes": document(done)["bytes"], "faults": []}
+
+
+def test_a_changed_byte_is_found(stopped: ChildDaemon) -> None:
+    (segment,) = (stopped.data / "segments").glob("*.seg")
+    content = bytearray(segment.read_bytes())
+    at = content.index(PAYLOAD[5].tobytes()[:64])
+    content[at] ^= 1
+    segment.write_bytes(content)
+    done = kvstore("verify", "--offline", str(stopped.data), "--json")
+    assert done.returncode == 1
+    (fault,) = document(done)["faults"]
+    changed = KEYS[5 * 32 : 6 * 32].hex()
+    assert (fault["key"], fault["tier"]) == (changed, "ssd")
+    assert "digest" in fault["detail"]
+
+
+def test_the_readme_example_works(daemon: ChildDaemon) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    environment = os.environ | {"KVSTORE_ADDRESS": daemon.address}
+    done = subprocess.run(
+        [sys.executable, "-c", example], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["6 blocks stored", "6 blocks back, reason: None"]
+
+
+def test_bench_writes_what_it_shows(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    done = kvstore(
+        "bench", "match", "--quick", "--rounds", "1", "--json", str(result), "--directory", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads(result.read_text())
+    assert [row["name"] for row in written["rows"]] == ["match_600", "match_7800"]
+    assert all(row["value"] > 0 for row in written["rows"])
+    assert set(written["rows"][0]) == {"name", "value", "better", "bar", "baseline", "unit", "detail"}
+    assert written["machine"]["cpus"] >= 1
+    assert all(row["name"] in done.stdout for row in written["rows"])
