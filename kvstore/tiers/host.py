@@ -223,8 +223,7 @@ class HostArena:
 
     def _prefault(self, on_failure: Callable[[BaseException], None] | None) -> None:
         try:
-            # On Linux this lowers the thread alone: an engine's threads go first.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PREFAULT_NICE)
+            _yield_to_others(threading.get_native_id())
             failures = 0
             for first, pages in self._steps():
                 if self._stop.is_set():
@@ -261,6 +260,12 @@ class HostArena:
         view = self.arena.bytes[first * PAGE_BYTES : (first + pages) * PAGE_BYTES : PAGE_BYTES]
         for start in range(0, pages, 256):
             view[start : start + 256].max()
+
+
+def _yield_to_others(thread: int) -> None:
+    """Lower one thread's priority (on Linux it is per thread): whoever computes goes first."""
+    now = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, max(now, PREFAULT_NICE))
 
 
 def _allocate(fd: int, total_bytes: int) -> None:

@@ -12,6 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import islice
 
 import lmdb
 
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 COMMIT_SECONDS = 1.0
 TOUCHES_MAX = 1 << 20
+ROWS_KEPT_MAX = 4096
+"""Rows that wait for an index that cannot be written; a row is a few kilobytes."""
 _Command = tuple[Callable[[Change], Callable[[], int]], "Future[int]"]
 
 
@@ -127,8 +130,11 @@ class IndexKeeper:
             for work, future in commands:
                 finishers.append((work(change), future))
             self._remove_emptied(change)
-            self._commit(change)
+            committed = self._commit(change)
             results = [finish() for finish, _ in finishers]
+            if not committed and change.frames_gone:
+                # Only now: making holes may have made the room that this needs on a full disk.
+                self._distrust_index()
         except BaseException:
             for _, future in commands:
                 future.set_result(0)
@@ -137,26 +143,27 @@ class IndexKeeper:
             future.set_result(freed)
         return not is_last
 
-    def _commit(self, change: Change) -> None:
+    def _commit(self, change: Change) -> bool:
         if not change:
-            return
+            return True
         try:
             skipped = self._index.commit(change, next_number=self._table.next_number)
         except lmdb.Error as error:
             # The watermarks stay where they are, so a start reads from the segments what the rows lack.
             self._health.count("index", error)
             self._health.note("index", f"the index lags: {error}")
-            self._keep_touches(change)
-            if change.frames_gone:
-                self._distrust_index()
-            return
+            self._keep_for_later(change)
+            return False
         self._health.note("index", "the index lags behind some segments" if skipped else "")
+        return True
 
-    def _keep_touches(self, change: Change) -> None:
+    def _keep_for_later(self, change: Change) -> None:
+        """Try again with the next commit, as far as there is room; rows forgotten here are read at start."""
         with self._wake:
-            for key, touch in change.touches.items():
-                if len(self._touches) < TOUCHES_MAX:
-                    self._touches.setdefault(key, touch)
+            touches = dict(islice(change.touches.items(), TOUCHES_MAX))
+            self._touches = touches | self._touches
+            if sum(len(growth.rows) for growth in change.growths) <= ROWS_KEPT_MAX:
+                self._growths[:0] = change.growths
 
     def _distrust_index(self) -> None:
         """Have the next start rebuild the index, whose rows still name frames that are deleted."""
@@ -211,8 +218,7 @@ class IndexKeeper:
                     rest = frame.length_bytes - PAGE_BYTES
                     if not self._fs.punch(handle, frame.offset + PAGE_BYTES, length_bytes=rest):
                         self._health.note(
-                            "punch",
-                            "the file system makes no holes: deleted bytes stay until their segment dies",
+                            "punch", "no holes here: deleted bytes stay until their segment dies"
                         )
                         break
                 after = self._fs.fstat(handle).allocated_bytes

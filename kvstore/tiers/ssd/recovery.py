@@ -95,7 +95,7 @@ class Recovery:
                 self._namespaces[namespace.fingerprint] = namespace
         self.index = self._open_index()
         rows = self.index.segments()
-        self._table.take_number(at_least=self.index.next_number())
+        self._table.skip_numbers(below=self.index.next_number())
         names = self._fs.listdir(self._directory.segments)
         numbers = sorted(number for number in map(segment_number, names) if number is not None)
         for number in numbers:
@@ -203,7 +203,7 @@ class Recovery:
         log.warning("segment left alone name=%s reason=%s", name, reason)
         self._tally.unknown.append(name)
         self._table.add_foreign(name, allocated_bytes=allocated_bytes)
-        self._table.take_number(at_least=number)
+        self._table.skip_numbers(below=number + 1)
 
     def _frames_of(
         self, handle: int, state: SegmentState, row: SegmentRow | None, size_bytes: int

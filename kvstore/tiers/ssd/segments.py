@@ -66,12 +66,16 @@ class SegmentTable:
             self._foreign[name] = allocated_bytes
             self._used += allocated_bytes
 
-    def take_number(self, *, at_least: int = 0) -> int:
+    def take_number(self) -> int:
         """Return a number for a new segment; none is given twice."""
         with self._lock:
-            number = max(self._next, at_least)
-            self._next = number + 1
-            return number
+            self._next += 1
+            return self._next - 1
+
+    def skip_numbers(self, *, below: int) -> None:
+        """Never give numbers below this one."""
+        with self._lock:
+            self._next = max(self._next, below)
 
     @property
     def next_number(self) -> int:

@@ -136,25 +136,32 @@ class SegmentWriter:
                 if not broken:
                     self._seal(full)
             if broken:
-                item.refusal = broken
+                self._cut(item, broken)
             elif item.call == self._cut_call:
                 item.refusal = "a frame before it in the same write was refused"
             else:
                 broken = self._try_append(item)
-            if item.refusal:
-                self._cut_call = item.call
             group.append(item)
         self._sync(group)
 
+    def _cut(self, item: QueuedFrame, refusal: str) -> None:
+        """Refuse a frame and all that follows in its write: a run loses its tail, never its middle."""
+        item.refusal = refusal
+        self._cut_call = item.call
+
     def _try_append(self, item: QueuedFrame) -> str:
         """Append a frame, or note why it is refused; returns the disk error that ends the batch, if any."""
-        item.refusal = self._over_limit(item) or self._bad_source(item)
+        over = self._over_limit(item)
+        if over:
+            self._cut(item, over)
+            return ""
+        item.refusal = self._bad_source(item)
         if item.refusal:
             return ""
         try:
             self._append(item)
         except OSError as error:
-            item.refusal = f"disk error: {error}"
+            self._cut(item, f"disk error: {error}")
         return item.refusal
 
     def _append(self, item: QueuedFrame) -> None:

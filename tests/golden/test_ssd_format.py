@@ -1,0 +1,143 @@
+"""The bytes of the disk format, pinned: a change here is a new version, and a reader for the old one."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from kvstore.clock import ManualClock
+from kvstore.events import Events
+from kvstore.layout import Layout
+from kvstore.namespace import Namespace
+from kvstore.testing.frames import Block, digests_of, part_image
+from kvstore.tiers.base import FrameHeader, FrameKind, FrameWrite
+from kvstore.tiers.fs import OsFileSystem
+from kvstore.tiers.ssd import SsdTier
+from kvstore.types import BlockHash
+
+NAMESPACE = Namespace(
+    model="golden",
+    weights="v1",
+    layout=Layout.single(dtype="int8", bytes_max=3000, layers=3, segments=3),
+    block_tokens=16,
+)
+KEYS = bytes(range(64))
+PAYLOADS = (b"\x01" * 3000, b"\x02" * 1500)
+"""The second ends inside its second segment: the third has no bytes."""
+
+
+def golden_segment(directory: Path) -> bytes:
+    """Write one frame of two blocks with everything fixed, and return the segment file."""
+    part = NAMESPACE.layout.parts[0]
+    blocks = [Block(payload, digests_of(payload, part)) for payload in PAYLOADS]
+    header = FrameHeader(
+        namespace=NAMESPACE.fingerprint,
+        kind=FrameKind.MAIN,
+        parent=BlockHash(b"\xee" * 32),
+        keys=KEYS,
+        parts=(part,),
+        retention_class="agent",
+        written_at=1_700_000_000.5,
+        provenance=640,
+    )
+    image = part_image(part, blocks)
+    for view in image.images:
+        mask_unused(view, [len(payload) for payload in PAYLOADS])
+    tier = SsdTier(
+        directory,
+        fs=OsFileSystem(),
+        clock=ManualClock(),
+        events=Events(),
+        capacity_bytes=1 << 20,
+        min_free_bytes=0,
+        queue_bytes_max=1 << 20,
+        entropy=lambda size: b"\x5a" * size,
+    )
+    list(tier.recover())
+    tier.register(NAMESPACE)
+    location = tier.write([FrameWrite(header, (image,), "agent-42")])[0].result(30.0).location
+    assert location is not None
+    tier.close(deadline_seconds=30.0)
+    return (directory / "segments" / f"{1:016x}.seg").read_bytes()
+
+
+def mask_unused(view: memoryview, lengths: list[int]) -> None:
+    """What lies between payload and trailer is whatever the slot held; here it is zeros."""
+    assert isinstance(view.obj, mmap.mmap)
+    content = bytes(view)
+    view[:] = content.replace(b"\xaa", b"\0")
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> bytes:
+    return golden_segment(tmp_path)
+
+
+def test_the_whole_file(segment: bytes) -> None:
+    assert len(segment) == 5 * 4096
+    assert hashlib.sha256(segment).hexdigest() == WHOLE_FILE
+
+
+def test_the_segment_header(segment: bytes) -> None:
+    assert segment[:144].hex() == SEGMENT_HEADER
+    assert not any(segment[144:4080])
+
+
+def test_the_frame_header(segment: bytes) -> None:
+    assert segment[4096 : 4096 + 364].hex() == FRAME_HEADER
+    assert not any(segment[4096 + 364 : 8176])
+
+
+def test_the_trailer(segment: bytes) -> None:
+    second = segment[12288 : 12288 + 4096]
+    assert second[:1500] == PAYLOADS[1]
+    assert second[-256:].hex() == TRAILER
+
+
+def test_the_seal(segment: bytes) -> None:
+    assert segment[16384 : 16384 + 72].hex() == SEAL
+
+
+def test_the_store_file(tmp_path: Path) -> None:
+    golden_segment(tmp_path)
+    assert (tmp_path / "STORE").read_text() == (
+        '{"created_at": 1700000000.0, "format": 1, "store": "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a"}\n'
+    )
+    assert os.listdir(tmp_path / "namespaces") == [f"{NAMESPACE.fingerprint.hex()}.json"]
+    assert (
+        tmp_path / "namespaces" / f"{NAMESPACE.fingerprint.hex()}.json"
+    ).read_bytes() == NAMESPACE.canonical()
+
+
+WHOLE_FILE = "9aebf66c6a3b40a572605f3832b936343b287dcc340ad5d00a8d0ebd95648e5f"
+SEGMENT_HEADER = (
+    "4b565345474d4e5401000000000000005a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a"
+    "00000040fc54d94101000000000000006167656e742d3432000000000000000000000000000000000000000000000000"
+    "000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000"
+)
+FRAME_HEADER = (
+    "4b564652414d4500010001000010000000300000000000005a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a0000000000000000"
+    "b09383b9b9e4208064da6b9f241a42bcbd6ba713ac994c1289bc75a1a8747f7eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee"
+    "eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee020000000100000000002040fc54d94180020000000000000000000000000000"
+    "6167656e740000000000000000000000000000000000000000000000000000006167656e742d34320000000000000000"
+    "000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000"
+    "0000000000000000000000000000000000000300b80b000000100000e8030000e8030000e80300000000000000000000"
+    "000000000000000000000000000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f20212223"
+    "2425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f"
+)
+TRAILER = (
+    "4b56525401000300202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3fdc05000080020000"
+    "00002040fc54d94100000000000000006167656e74000000000000000000000000000000000000000000000000000000"
+    "4fcdef3fabea85722a045e76e82987739b455d4905b137946661a6119f02c2e899aa06d3014798d86001c324468d497f"
+    "000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000"
+    "000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000"
+    "00000000000000009fbd2b4557b799c4"
+)
+SEAL = (
+    "4b565345414c4544010000000010000000100000000000005a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a0100000000000000"
+    "0100000000000000004000000000000000000040fc54d941"
+)
