@@ -362,7 +362,7 @@ def _pool() -> ThreadPoolExecutor:
     global _executor
     with _executor_lock:
         if _executor is None:
-            workers = max(1, min(8, os.cpu_count() or 1))
+            workers = min(8, len(os.sched_getaffinity(0)))
             _executor = ThreadPoolExecutor(workers, thread_name_prefix="kvstore-copy")
         return _executor
 
