@@ -42,6 +42,7 @@ class Metric:
 
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 METRICS: tuple[Metric, ...] = (
+    Metric("kvstore_lookups_total", _C, "Leased matches."),
     Metric("kvstore_lookup_tokens_total", _C, "Tokens whose blocks were asked for by leased matches."),
     Metric("kvstore_hit_tokens_total", _C, "Tokens delivered, by where they were found.", ("tier", "class")),
     Metric("kvstore_misses_total", _C, "Matches that ended before the last key.", ("reason",)),
@@ -51,11 +52,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("kvstore_reservations", _G, "Reservations open now."),
     Metric("kvstore_quarantined_slots", _G, "Slots that a late writer may still write to."),
     Metric("kvstore_write_queue_bytes", _G, "Bytes waiting for the SSD."),
-    Metric("kvstore_loads_in_flight", _G, "Blocks on their way from SSD to host memory."),
+    Metric("kvstore_loads_in_flight", _G, "Reads from SSD to host memory under way."),
+    Metric("kvstore_loads_queued", _G, "Reads from SSD that wait for their turn."),
     Metric("kvstore_host_used_bytes", _G, "Bytes of the arena in use."),
     Metric("kvstore_ssd_used_bytes", _G, "Bytes of the data directory in use."),
     Metric("kvstore_nodes", _G, "Runs in the index."),
-    Metric("kvstore_frames", _G, "Frames in the index."),
+    Metric("kvstore_segments", _G, "Segment files in use."),
+    Metric("kvstore_prefetches", _G, "Prefetches under way."),
     Metric("kvstore_leases_expired_total", _C, "Leases that ended by their deadline."),
     Metric("kvstore_reservations_expired_total", _C, "Reservations that ended without a commit."),
     Metric("kvstore_puts_incomplete_total", _C, "Puts dropped because a part never came."),

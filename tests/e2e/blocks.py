@@ -95,5 +95,6 @@ def assert_fetched(client: Wire, keys: bytes) -> None:
     got = fetch(client, answer.lease)
     assert got == {block: payload(keys, block) for block in range(key_count(keys))}
     client.data.Release(
-        pb.ReleaseRequest(lease=answer.lease, used=answer.blocks, outcome=1), metadata=client.metadata
+        pb.ReleaseRequest(lease=answer.lease, used=answer.blocks, outcome=pb.RELEASE_OUTCOME_USED),
+        metadata=client.metadata,
     )

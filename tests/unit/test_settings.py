@@ -185,7 +185,7 @@ def test_settings_that_contradict_each_other(flags: list[tuple[str, object]], wo
 def test_what_may_be_set_is_frozen() -> None:
     settings = loaded().settings
     with pytest.raises(ValueError, match="frozen"):
-        settings.ssd.enabled = False  # type: ignore[misc]
+        settings.ssd.enabled = False
 
 
 def test_every_setting_is_described_and_printed() -> None:

@@ -159,7 +159,7 @@ def test_one_way_requests_have_no_answer() -> None:
         await stream.greet()
         lease = (await stream.ask(3, match=match())).match.lease
         stream.say(0, release=pb.ReleaseRequest(lease=lease, used=10, outcome=pb.RELEASE_OUTCOME_USED))
-        stream.say(0, release=pb.ReleaseRequest(lease=lease, used=10, outcome=0))
+        stream.say(0, release=pb.ReleaseRequest(lease=lease, used=10))
         reply = await stream.ask(4, ping=pb.PingRequest())
         assert (reply.request_id, reply.WhichOneof("answer")) == (4, "ping")
         assert world.ladder.gauges()["kvstore_leases"] == 0
