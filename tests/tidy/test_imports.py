@@ -28,6 +28,7 @@ MAY_IMPORT: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (RPC, FOUNDATION + RPC),
     (CLIENT, FOUNDATION + RPC + CLIENT),
     (TIERS, FOUNDATION + OPERATION + TIERS),
+    (("kvstore.testing",), (*FOUNDATION, "kvstore.tiers.base", "kvstore.testing")),
     (CORE, (*FOUNDATION, "kvstore.tiers.base", *CORE)),
     (SERVICE, FOUNDATION + OPERATION + RPC + TIERS + CORE + SERVICE),
     (DEMO, ("kvstore", *ADAPTERS)),

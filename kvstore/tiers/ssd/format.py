@@ -222,6 +222,8 @@ def decode_frame(data: bytes | memoryview) -> StoredFrame:
     parts = tuple(_decode_part(data, offset + i * _PART.size) for i in range(part_count))
     offset += part_count * _PART.size
     keys = bytes(data[offset : offset + blocks * HASH_BYTES])
+    if codec != CODEC_NONE or key_id != KEY_NONE:
+        raise FormatError(f"codec {codec} or key {key_id} is unknown", version=prefix.version)
     if prefix.kind not in tuple(FrameKind):
         raise FormatError(f"frame kind {prefix.kind} is unknown", version=prefix.version)
     body = blocks * sum(part.stride_bytes for part in parts)
