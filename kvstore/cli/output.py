@@ -89,7 +89,7 @@ class Sheet:
 
         Cells are markup: what comes from elsewhere goes through `plain` or `styled`.
         """
-        drawn = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
         for column in columns:
             right = column.endswith(">")
             justify: JustifyMethod = "right" if right else "left"
@@ -97,7 +97,8 @@ class Sheet:
         for row in rows:
             drawn.add_row(*row)
         if drawn.row_count:
-            self._parts.append(drawn)
+            # A table's own title would be folded to the width of its columns.
+            self._parts += [Text(title, style="bold"), drawn]
 
     def drawn(self) -> Group:
         """Return everything as one renderable."""
