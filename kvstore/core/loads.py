@@ -53,6 +53,8 @@ class Loads:
     def want(self, frame: Frame, start: int, count: int, waiter: Waiter, *, urgent: bool) -> int:
         """Make blocks [start, start + count) come to host, joining loads that are under way; returns how many loads it waits for."""
         mask = frame.resident(start, count)
+        if mask.all():
+            return 0
         joined, index = 0, start
         per_load = max(1, self._limits.load_bytes // frame.block_stride_bytes)
         while index < start + count:
