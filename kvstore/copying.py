@@ -30,6 +30,8 @@ from kvstore.types import DIGEST_BYTES, PAGE_BYTES, MissReason
 COPY_THREADS = 2
 SPLIT_BYTES_MIN = 1 << 20
 """A thread is not worth waking for less than this."""
+LAYERED_BYTES = 4 << 20
+"""Layer-major copies go over this much of the arena at a time, whose later layers are then still near."""
 
 Bytes = npt.NDArray[np.uint8]
 Buffer = Bytes | Sequence[Bytes]
@@ -206,12 +208,18 @@ class _Copy:
             for source, target, _ in self._steps(start, stop):
                 copy(source, target)
             return
-        stride = self.part.stride_bytes
+        step = max(1, LAYERED_BYTES // self.part.stride_bytes) if len(self.arrays) > 1 else max(1, self.count)
         for first, begin, end in runs:
-            slots = self.memory[first * PAGE_BYTES :][: (end - begin) * stride].reshape(end - begin, stride)
-            for array, (offset, length) in zip(self.arrays, self.cuts, strict=True):
-                mine, theirs = array[start + begin : start + end], slots[:, offset : offset + length]
-                _copy_bytes(*((mine, theirs) if self.inward else (theirs, mine)))
+            for low in range(begin, end, step):
+                slot = first + (low - begin) * self.part.stride_pages
+                self._plain_run(slot, start + low, start + min(low + step, end))
+
+    def _plain_run(self, first_slot: int, start: int, stop: int) -> None:
+        begin, count, stride = first_slot * PAGE_BYTES, stop - start, self.part.stride_bytes
+        slots = self.memory[begin : begin + count * stride].reshape(count, stride)
+        for array, (offset, length) in zip(self.arrays, self.cuts, strict=True):
+            mine, theirs = array[start:stop], slots[:, offset : offset + length]
+            _copy_bytes(*((mine, theirs) if self.inward else (theirs, mine)))
 
     def checked(self, digests: bytes, start: int, stop: int) -> int:
         """Copy blocks [start, stop), check each, and return the index of the first wrong one, else `stop`."""

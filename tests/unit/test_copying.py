@@ -37,9 +37,10 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
 
 
 @pytest.fixture(autouse=True)
-def _threads_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the small blocks of these tests be split between threads as large ones are."""
+def _steps_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the small blocks of these tests be split as large ones are."""
     monkeypatch.setattr(copying, "SPLIT_BYTES_MIN", 1)
+    monkeypatch.setattr(copying, "LAYERED_BYTES", 3 * PAGE_BYTES)
 
 
 def part_of(widths: list[int]) -> Part:
