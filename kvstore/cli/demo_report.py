@@ -9,6 +9,7 @@ from typing import Any
 
 from kvstore import __version__
 from kvstore.cli.demo_story import BLOCK_TOKENS, Outcome, Residency, Turn
+from kvstore.cli.demo_text import QUESTIONS
 from kvstore.cli.output import Sheet, bytes_text, count_text, duration_text, plain, styled
 
 TURN_COLUMNS = (
@@ -30,6 +31,10 @@ def sheet(outcome: Outcome, *, dtype: str) -> Sheet:
     )
     page.line("")
     page.table("Where the conversation lies", RESIDENCY_COLUMNS, map(_residency_cells, outcome.residencies))
+    page.line("What was said, by both")
+    for question, turn in zip(QUESTIONS, outcome.turns, strict=False):
+        page.line(f"   {question}  >  {' '.join(turn.stored['text'].split())} ...")
+    page.line("")
     for line in _remarks(outcome, dtype=dtype):
         page.line(line)
     page.markup(_verdict(outcome))
@@ -61,7 +66,7 @@ def _residency_cells(at: Residency) -> tuple[str, ...]:
         count_text(at.ssd_blocks),
         bytes_text(at.bytes),
         plain(at.retention_class),
-        duration_text(at.expires_in_seconds),
+        duration_text(at.expires_in_seconds) if at.blocks else "-",
     )
 
 

@@ -128,11 +128,13 @@ class Story:
                 self._look(daemon, "after turn 1")
                 with self._worker(2) as second:
                     self._turn(second, 2, prompts[1], plain[1])
+                self._look(daemon, "after turn 2")
                 self._restart(daemon)
-                self._look(daemon, "after the restart")
                 with self._worker(3) as third:
+                    third.ask("open", address=daemon.address, block_tokens=BLOCK_TOKENS)
+                    self._look(daemon, "after the restart")
                     self._turn(third, 3, prompts[2], plain[2])
-                self._look(daemon, "at the end")
+                self._look(daemon, "after turn 3")
         self._outcome.seconds = time.monotonic() - began
         return self._outcome
 
@@ -201,7 +203,7 @@ class Story:
             while True:
                 reply = connection.inspect(self._fingerprint, keys=keys)
                 runs = [RunView.from_wire(run) for run in reply.runs]
-                settled = all(run.ssd_blocks == run.blocks for run in runs)
+                settled = bool(runs) and all(run.ssd_blocks == run.blocks for run in runs)
                 if settled or time.monotonic() > deadline:
                     break
                 time.sleep(0.1)

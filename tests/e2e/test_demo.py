@@ -73,9 +73,9 @@ def test_the_demo_as_a_program_reads_it(tmp_path: Path) -> None:
     assert list(host["tiers"]) == ["host"]
     assert "ssd" in ssd["tiers"]
     assert min(host["hit_share"], ssd["hit_share"]) > 0.85
-    assert [at["moment"] for at in report["residency"]] == ["after turn 1", "after the restart", "at the end"]
-    assert report["residency"][1]["host_blocks"] == 0
-    assert report["residency"][1]["ssd_blocks"] == report["residency"][1]["blocks"] > 0
+    assert [at["moment"] for at in report["residency"]] == ["after turn 1", "after turn 2", "after the restart", "after turn 3"]
+    assert report["residency"][2]["host_blocks"] == 0
+    assert report["residency"][2]["ssd_blocks"] == report["residency"][2]["blocks"] > 0
 
 
 def test_a_length_that_the_model_cannot_read_is_misuse(tmp_path: Path) -> None:
