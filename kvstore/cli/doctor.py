@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +24,7 @@ from kvstore.cli.output import (
 )
 from kvstore.errors import KVStoreError
 from kvstore.paths import default_address
+from kvstore.settings import load
 
 STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.PROBLEM: "red"}
 
@@ -60,12 +62,14 @@ def doctor(
 
       kvstore doctor --data /mnt/nvme/kvstore --json
     """
-    place = _place(data, shared_memory, config, address)
-    sections = {"Machine": examine(place)}
     with progress("asking the daemon", total=None):
-        sections["Daemon"] = _daemon(place, token, tls_ca)
+        answer = _ask(address or default_address(), token, tls_ca)
+    place = _place(data, shared_memory, config, answer)
+    sections = {"Machine": examine(place)}
+    with progress("using the daemon", total=None):
+        sections["Daemon"] = _daemon(answer, token)
     if self_test:
-        sections["Temporary daemon"] = _self_test(place)
+        sections["Temporary daemon"] = _self_test()
     findings = [finding for section in sections.values() for finding in section]
     problems = [finding for finding in findings if finding.level is Level.PROBLEM]
     if as_json:
@@ -75,36 +79,51 @@ def doctor(
     raise typer.Exit(EXIT_PROBLEM if problems else EXIT_FINE)
 
 
-def _place(data: Path | None, shared_memory: Path | None, config: Path | None, address: str | None) -> Place:
-    from kvstore.settings import load
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the daemon said of itself, or why it said nothing."""
 
-    settings = load(environ=os.environ, config=config).settings
-    return Place(
-        data=(data or settings.ssd.path).absolute(),
-        shared_memory=(shared_memory or settings.host.directory).absolute(),
-        address=address or default_address(),
-    )
+    address: str
+    document: dict[str, Any]
+    serving: bool
+    error: str = ""
 
 
-def _daemon(place: Place, token: str, tls_ca: Path | None) -> list[Finding]:
-    check = "daemon"
+def _ask(address: str, token: str, tls_ca: Path | None) -> _Answer:
     try:
-        with Daemon(place.address, token=token, tls_ca=tls_ca) as daemon:
-            document = daemon.status()
-            serving = daemon.serving()
+        with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
+            return _Answer(address, daemon.status(), daemon.serving())
     except KVStoreError as error:
+        return _Answer(address, {}, serving=False, error=str(error))
+
+
+def _place(data: Path | None, shared_memory: Path | None, config: Path | None, answer: _Answer) -> Place:
+    """Return the places that the running daemon uses; without one, those that it would use."""
+    used = answer.document.get("settings", {})
+    if {"ssd.path", "host.directory"} <= set(used):
+        directory, memory = Path(used["ssd.path"]), Path(used["host.directory"])
+    else:
+        settings = load(environ=os.environ, config=config).settings
+        directory, memory = settings.ssd.path, settings.host.directory
+    return Place((data or directory).absolute(), (shared_memory or memory).absolute(), answer.address)
+
+
+def _daemon(answer: _Answer, token: str) -> list[Finding]:
+    check = "daemon"
+    if answer.error:
         advice = "`kvstore serve` starts one; `kvstore doctor --self-test` tries a temporary one"
-        return [Finding(check, Level.NOTE, str(error).partition(" start one")[0].rstrip(":"), advice)]
-    up = duration_text(document.get("uptime_seconds", 0.0))
-    found = f"version {document.get('version', '?')} answers at {place.address}, up {up}"
-    if not serving:
+        found = answer.error.partition(" start one")[0].rstrip(":")
+        return [Finding(check, Level.NOTE, found, advice)]
+    version, up = answer.document.get("version", "?"), answer.document.get("uptime_seconds", 0.0)
+    found = f"version {version} answers at {answer.address}, up {duration_text(up)}"
+    if not answer.serving:
         return [Finding(check, Level.PROBLEM, found + ", but is not serving", "look at its log")]
     from kvstore.cli.selftest import exercise
 
-    return [Finding(check, Level.OK, found), *exercise(place.address, token=token)]
+    return [Finding(check, Level.OK, found), *exercise(answer.address, token=token)]
 
 
-def _self_test(place: Place) -> list[Finding]:
+def _self_test() -> list[Finding]:
     from kvstore.cli.selftest import self_test
 
     findings: list[Finding] = []

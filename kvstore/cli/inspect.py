@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,10 +20,10 @@ from kvstore.cli.output import (
     Sheet,
     bytes_text,
     count_text,
+    duration_text,
     emit_json,
     hash_text,
     plain,
-    styled,
     time_text,
 )
 from kvstore.cli.views import NamespaceView, RunView, SegmentView
@@ -73,17 +75,7 @@ def namespaces(
         emit_json({"namespaces": [view.to_plain() for view in found]})
         return
     page = Sheet()
-    columns = (
-        "fingerprint",
-        "model",
-        "weights",
-        "tenant",
-        "tokens/block>",
-        "bytes/block>",
-        "blocks>",
-        "host>",
-        "ssd>",
-    )
+    columns = ("fingerprint", "model, weights", "block>", "blocks>", "host>", "ssd>")
     page.table("Namespaces", columns, [_namespace_cells(view) for view in found])
     if not found:
         page.line("no namespace: nothing has been stored yet")
@@ -92,13 +84,11 @@ def namespaces(
 
 def _namespace_cells(view: NamespaceView) -> tuple[str, ...]:
     namespace = view.namespace
+    tenant = f" (tenant {namespace.tenant})" if namespace.tenant else ""
     return (
         hash_text(namespace.fingerprint),
-        plain(namespace.model),
-        plain(namespace.weights[:16]),
-        plain(namespace.tenant),
-        count_text(namespace.block_tokens),
-        count_text(namespace.layout.block_bytes),
+        plain(f"{namespace.model}, {namespace.weights[:12]}{tenant}"),
+        f"{namespace.block_tokens} tokens, {bytes_text(namespace.layout.block_bytes)}",
         count_text(view.blocks),
         bytes_text(view.host_bytes),
         bytes_text(view.ssd_bytes),
@@ -190,19 +180,9 @@ def _show_blocks(found: Blocks, chosen: Namespace, wanted: bytes, *, as_json: bo
 
 def _blocks_sheet(runs: Sequence[RunView], visible: int, reason: str, asked: int, block_tokens: int) -> Sheet:
     page = Sheet()
-    columns = (
-        "first block",
-        "blocks>",
-        "tokens>",
-        "host>",
-        "ssd>",
-        "class",
-        "written",
-        "expires",
-        "size>",
-        "leased",
-    )
-    page.table("Runs", columns, [_run_cells(run, block_tokens) for run in runs])
+    columns = ("first block", "blocks>", "host>", "ssd>", "class", "written", "expires", "size>", "")
+    now = time.time()
+    page.table("Runs", columns, [_run_cells(run, now) for run in runs])
     if not runs:
         page.line("no such block")
     if asked:
@@ -214,19 +194,29 @@ def _blocks_sheet(runs: Sequence[RunView], visible: int, reason: str, asked: int
     return page
 
 
-def _run_cells(run: RunView, block_tokens: int) -> tuple[str, ...]:
+def _run_cells(run: RunView, now: float) -> tuple[str, ...]:
+    notes = [f"approx({run.provenance})"] if run.provenance else []
+    notes += ["leased"] if run.leased else []
     return (
         hash_text(run.keys),
         count_text(run.blocks),
-        count_text(run.blocks * block_tokens),
         count_text(run.host_blocks),
         count_text(run.ssd_blocks),
-        plain(run.retention_class) + (styled(f" approx({run.provenance})", "dim") if run.provenance else ""),
-        time_text(run.written_at),
-        "-" if run.expires_at is None else time_text(run.expires_at),
+        plain(run.retention_class),
+        f"{duration_text(now - run.written_at)} ago",
+        _expiry_text(run.expires_at, now),
         bytes_text(run.bytes),
-        "yes" if run.leased else "",
+        ", ".join(notes),
     )
+
+
+def _expiry_text(expires_at: float | None, now: float) -> str:
+    if expires_at is None:
+        return "-"
+    if math.isinf(expires_at):
+        return "never"
+    left = expires_at - now
+    return f"in {duration_text(left)}" if left > 0 else f"{duration_text(-left)} ago"
 
 
 @app.command("segments")
@@ -256,7 +246,9 @@ def segments(
         emit_json({"segments": [view.to_plain() for view in found]})
         return
     page = Sheet()
-    columns = ("segment", "bucket", "frames>", "size>", "state", "created", "file")
+    for folder in sorted({str(Path(view.path).parent) for view in found}):
+        page.line(f"in {folder}")
+    columns = ("file", "bucket", "frames>", "size>", "state", "created")
     page.table("Segments", columns, [_segment_cells(view) for view in found])
     if not found:
         page.line("no segment: nothing has been written to SSD yet")
@@ -265,13 +257,12 @@ def segments(
 
 def _segment_cells(view: SegmentView) -> tuple[str, ...]:
     return (
-        f"{view.segment:016x}",
+        plain(Path(view.path).name),
         plain(view.bucket),
         count_text(view.frames),
         bytes_text(view.bytes),
         "sealed" if view.sealed else "open",
         time_text(view.created_at),
-        plain(view.path),
     )
 
 
@@ -301,7 +292,9 @@ def choose_namespace(views: Sequence[NamespaceView], name: str) -> Namespace:
     listed = ", ".join(f"{n.fingerprint.hex()[:16]} ({n.model})" for n in fits or known) or "none"
     if not fits:
         raise InvalidArgument(f"no namespace fits {name!r}; there is: {listed}")
-    raise InvalidArgument(f"--namespace: {len(fits)} namespaces fit {name!r}, give more digits: {listed}")
+    if not name:
+        raise InvalidArgument(f"there are {len(fits)} namespaces, say which with --namespace: {listed}")
+    raise InvalidArgument(f"--namespace {name}: {len(fits)} namespaces fit, give more digits: {listed}")
 
 
 def _wanted_keys(chosen: Namespace, tokens: Path | None, keys: str, secret: Path | None) -> bytes:

@@ -87,13 +87,15 @@ class Sheet:
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Add a table; columns whose name ends in `>` are right-aligned. No rows, no table.
 
+        The first column and the right-aligned ones are never folded.
+
         Cells are markup: what comes from elsewhere goes through `plain` or `styled`.
         """
         drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for column in columns:
+        for index, column in enumerate(columns):
             right = column.endswith(">")
             justify: JustifyMethod = "right" if right else "left"
-            drawn.add_column(column.rstrip(">"), justify=justify, overflow="fold")
+            drawn.add_column(column.rstrip(">"), justify=justify, overflow="fold", no_wrap=right or not index)
         for row in rows:
             drawn.add_row(*row)
         if drawn.row_count:
@@ -206,5 +208,5 @@ def percent_text(part: float, whole: float) -> str:
 
 
 def hash_text(name: bytes) -> str:
-    """Return the first half of a hash: enough to tell, and to inspect by."""
-    return name[:8].hex()
+    """Return the first 12 digits of a hash: enough to tell, and to inspect by."""
+    return name[:6].hex()
