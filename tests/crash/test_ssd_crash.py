@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,10 +88,10 @@ class Script:
         for built in frames:
             self.history.submitted[built.keys] = built
         futures = self.tier.write([built.write for built in frames])
-        for built, future in zip(frames, futures, strict=True):
-            location = future.result(WAIT_SECONDS).location
-            if location is not None:
-                self.history.places[built.keys] = location
+        places = [future.result(WAIT_SECONDS).location for future in futures]
+        kept = [place for place in places if place is not None]
+        assert places[: len(kept)] == kept, "a write lost its middle"
+        self.history.places.update({built.keys: place for built, place in zip(frames, kept, strict=False)})
         self._check_power()
 
     def _delete(self, *frames: BuiltFrame) -> None:
@@ -181,32 +185,68 @@ def check_restart(directory: Path, history: History, left: CrashFileSystem) -> N
     again.close(deadline_seconds=WAIT_SECONDS)
 
 
-def points(step: int) -> Iterator[int]:
-    """Yield call numbers; the test stops at the first behind the script's end."""
-    yield from range(1, 2000, step)
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """Lend a directory for LMDB's files, in memory where possible: LMDB syncs a lot."""
+    fast = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=fast if os.access(fast, os.W_OK) else None) as name:
+        yield Path(name)
 
 
-@pytest.mark.parametrize("index", ["kept", "lost", "older"])
-def test_the_plug_is_pulled_at_every_call(tmp_path: Path, index: str) -> None:
-    ends = 0
-    for at in points(1):
-        directory = tmp_path / str(at) / "store"
+def prepare_index(directory: Path, fate: str) -> None:
+    """Keep the index as it is, lose it, or put the one from the middle of the run in its place."""
+    copy = directory.with_name("index-copy")
+    if fate == "lost" or copy.exists():
+        shutil.rmtree(directory / "index", ignore_errors=True)
+    if copy.exists():
+        copy.rename(directory / "index")
+
+
+def each_crash(
+    scratch: Path, fate: str, *, seed: int
+) -> Iterator[tuple[int, Path, History, CrashFileSystem]]:
+    """Yield what every crash of the script leaves, until the script comes to its end."""
+    for at in itertools.count(1):
+        directory = scratch / str(at) / "store"
         directory.mkdir(parents=True)
-        run = crashed_run(directory, at=at, seed=at, snapshot=index == "older")
+        run = crashed_run(directory, at=at, seed=seed + at, snapshot=fate == "older")
         if run is None:
-            break
+            assert at > 100
+            return
         script, left = run
-        if index == "lost":
-            shutil.rmtree(directory / "index", ignore_errors=True)
-        copy = directory.with_name("index-copy")
-        if copy.exists():
-            shutil.rmtree(directory / "index")
-            copy.rename(directory / "index")
-        try:
-            check_restart(directory, script.history, left)
-        except BaseException as error:
-            error.add_note(f"crashed before call {at}, index {index}")
-            raise
-        ends += 1
+        prepare_index(directory, fate)
+        yield at, directory, script.history, left
         shutil.rmtree(directory.parent)
-    assert ends > 50
+
+
+@pytest.mark.parametrize("fate", ["kept", "lost", "older"])
+def test_the_plug_is_pulled_at_every_call(scratch: Path, fate: str) -> None:
+    for at, directory, history, left in each_crash(scratch, fate, seed=0):
+        with noted(at, fate):
+            check_restart(directory, history, left)
+
+
+@pytest.mark.parametrize("fate", ["kept", "lost"])
+def test_the_plug_is_pulled_again_during_the_start(scratch: Path, fate: str) -> None:
+    for at, directory, history, left in each_crash(scratch, fate, seed=1000):
+        left.crash_at(1 + at % 45)
+        tier = None
+        try:
+            tier = small_ssd(directory, left, seed=4)
+            list(tier.recover())
+        except Crashed:
+            pass
+        if tier is not None:
+            abandon(tier)
+        with noted(at, fate):
+            check_restart(directory, history, left.reboot())
+
+
+@contextmanager
+def noted(at: int, fate: str) -> Iterator[None]:
+    """Tell in which run a check failed."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"crashed before call {at}, index {fate}")
+        raise

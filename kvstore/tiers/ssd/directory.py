@@ -27,6 +27,8 @@ NAMESPACES_NAME = "namespaces"
 PROBE_NAME = "probe.tmp"
 STALE_NAME = "index.stale"
 """While this file is there, index rows may name deleted frames, so the index is rebuilt from the segments."""
+READING_NAME = "index.reading"
+"""Counts the starts that began to read the index and have not come to an end."""
 _SEGMENT_SUFFIX = ".seg"
 _TEMPORARY_SUFFIX = ".tmp"
 _SMALL_FILE_BYTES = 16 << 20
@@ -175,8 +177,19 @@ def read_namespaces(fs: FileSystem, directory: DataDirectory) -> Iterator[tuple[
 
 def unknown_names(fs: FileSystem, directory: DataDirectory) -> list[str]:
     """Return what lies in the root or among the segments and has no name of ours; it is left alone."""
-    ours = {STORE_NAME, LOCK_NAME, INDEX_NAME, SEGMENTS_NAME, NAMESPACES_NAME, PROBE_NAME, STALE_NAME}
-    ours |= {name + _TEMPORARY_SUFFIX for name in (STORE_NAME, STALE_NAME)} | {INDEX_NAME + ".broken"}
+    ours = {
+        STORE_NAME,
+        LOCK_NAME,
+        INDEX_NAME,
+        SEGMENTS_NAME,
+        NAMESPACES_NAME,
+        PROBE_NAME,
+        STALE_NAME,
+        READING_NAME,
+    }
+    ours |= {name + _TEMPORARY_SUFFIX for name in (STORE_NAME, STALE_NAME, READING_NAME)} | {
+        INDEX_NAME + ".broken"
+    }
     found = [name for name in fs.listdir(directory.root) if name not in ours]
     names = fs.listdir(directory.segments)
     return found + [f"{SEGMENTS_NAME}/{name}" for name in names if segment_number(name) is None]

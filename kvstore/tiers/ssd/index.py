@@ -125,7 +125,7 @@ class Index:
             )
         except lmdb.Error as error:
             raise IndexUnusable(f"{path} cannot be opened: {error}") from error
-        self._store = store
+        self._path, self._store = path, store
         try:
             self._check_store(create=create)
         except BaseException:
@@ -136,10 +136,14 @@ class Index:
     def rebuilt(cls, path: Path, *, store: bytes, bytes_max: int) -> Self:
         """Put what is there aside, replacing an earlier one put aside, and create an empty index."""
         if path.exists():
-            aside = path.with_name(path.name + ".broken")
+            aside = _aside(path)
             shutil.rmtree(aside, ignore_errors=True)
             os.replace(path, aside)
         return cls(path, store=store, bytes_max=bytes_max, create=True)
+
+    def forget_broken(self) -> None:
+        """Remove what an earlier start put aside; this index is good."""
+        shutil.rmtree(_aside(self._path), ignore_errors=True)
 
     def _check_store(self, *, create: bool) -> None:
         if create:
@@ -230,6 +234,10 @@ class Index:
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + ".broken")
 
 
 FIRST_OFFSET = 4096

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import lmdb
@@ -19,12 +20,15 @@ from kvstore.namespace import Namespace
 from kvstore.tiers.base import FrameHeader, FrameLocation, RecoveredFrame, RecoveryReport
 from kvstore.tiers.fs import FileSystem, aligned_buffer, write_all
 from kvstore.tiers.ssd.directory import (
+    READING_NAME,
     SEGMENTS_NAME,
     STALE_NAME,
     DataDirectory,
     read_namespaces,
+    read_small,
     segment_number,
     unknown_names,
+    write_durable,
 )
 from kvstore.tiers.ssd.format import (
     FormatError,
@@ -44,6 +48,7 @@ from kvstore.types import HASH_BYTES, PAGE_BYTES, Fingerprint
 log = logging.getLogger(__name__)
 
 ROWS_PER_COMMIT = 4096
+DEATHS_MAX = 2
 _PartsKey = tuple[int, ...] | tuple[StoredPart, ...]
 
 
@@ -61,7 +66,9 @@ class Tally:
 
 
 class Recovery:
-    """One pass over a data directory; `index` is open once the pass has begun.
+    """One pass over a data directory.
+
+    `index` is open once the pass has begun; `unsaved` are rows that it could not take.
 
     Threads: one.
     """
@@ -71,6 +78,7 @@ class Recovery:
         health: Health, index_bytes_max: int, namespaces: dict[Fingerprint, Namespace],
     ) -> None:  # fmt: skip
         self.index: Index | None = None
+        self.unsaved: list[Growth] = []
         self._fs, self._directory, self._table, self._store = fs, directory, table, store
         self._clock, self._health, self._index_bytes_max = clock, health, index_bytes_max
         self._namespaces = namespaces
@@ -125,27 +133,49 @@ class Recovery:
         )
 
     def _open_index(self) -> Index:
+        """Open the index, or rebuild one that cannot be trusted."""
         path = self._directory.index
-        try:
-            self._fs.stat(self._directory.root / STALE_NAME)
-            reason = "its rows may name deleted frames"
-        except FileNotFoundError:
+        reason = self._distrust()
+        if not reason:
             try:
-                return Index(path, store=self._store, bytes_max=self._index_bytes_max, create=False)
+                index = Index(path, store=self._store, bytes_max=self._index_bytes_max, create=False)
             except IndexUnusable as error:
                 reason = str(error)
+            else:
+                index.forget_broken()
+                return index
         self._tally.rebuilt = path.exists()
         if self._tally.rebuilt:
             log.warning("index is rebuilt from the segments reason=%s", reason)
         return Index.rebuilt(path, store=self._store, bytes_max=self._index_bytes_max)
 
-    def _trust_index(self) -> None:
+    def _distrust(self) -> str:
+        """Say why the index must not be read, and note that it is being read from now on.
+
+        LMDB has no checksums: damaged pages can end the process. Starts that died while they read the index
+        are counted, and after two of them it is rebuilt.
+        """
+        reading = self._directory.root / READING_NAME
+        deaths = 0
+        with suppress(FileNotFoundError, ValueError):
+            deaths = int(read_small(self._fs, reading))
+        write_durable(self._fs, reading, content=str(deaths + 1).encode())
+        if deaths >= DEATHS_MAX:
+            return f"{deaths} starts ended while they read it"
         try:
-            self._fs.unlink(self._directory.root / STALE_NAME)
+            self._fs.stat(self._directory.root / STALE_NAME)
         except FileNotFoundError:
-            return
-        except OSError as error:
-            self._health.count("index", error)
+            return ""
+        return "its rows may name deleted frames"
+
+    def _trust_index(self) -> None:
+        for name in (STALE_NAME, READING_NAME):
+            try:
+                self._fs.unlink(self._directory.root / name)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._health.count("index", error)
 
     def _commit(self) -> None:
         assert self.index is not None
@@ -157,6 +187,8 @@ class Recovery:
         except lmdb.Error as error:
             self._health.count("index", error)
             self._health.note("index", f"the index lags: {error}")
+            if sum(len(growth.rows) for growth in self.unsaved) <= ROWS_PER_COMMIT:
+                self.unsaved += change.growths
 
     def _segment(self, number: int, row: SegmentRow | None) -> Iterator[RecoveredFrame]:
         path = self._directory.segment_path(number)

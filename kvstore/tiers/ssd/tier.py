@@ -222,7 +222,10 @@ class SsdTier:
         """Yield every durable frame once, in write order within a segment, then start the threads."""
         if self._running is not None or self._is_closed:
             raise TierUnavailable("the ssd tier has been recovered already, or is closed")
-        yield from self._recovery.frames()
+        try:
+            yield from self._recovery.frames()
+        except OSError as error:
+            raise TierUnavailable(f"{self._directory.root} cannot be recovered: {error}") from error
         self._start()
 
     def _start(self) -> None:
@@ -253,6 +256,8 @@ class SsdTier:
         keeper_thread = self._health.supervised("kvstore-ssd-index", keeper.run)
         writer_thread = self._health.supervised("kvstore-ssd-write", writer.run)
         self._running = _Running(index, keeper, writer, keeper_thread, writer_thread)
+        for growth in self._recovery.unsaved:
+            keeper.grow(growth)
         keeper_thread.start()
         writer_thread.start()
         self._readers.start()

@@ -95,7 +95,21 @@ def test_a_damaged_index_is_put_aside_and_rebuilt(tmp_path: Path, damage: str) -
     again, found = reopened(tmp_path)
     assert [frame.location for frame in found] == places
     assert not again.report().rebuilt
+    assert not (tmp_path / "index.broken").exists()
     again.close(deadline_seconds=WAIT_SECONDS)
+
+
+@pytest.mark.parametrize(("deaths", "rebuilt"), [(1, False), (2, True)])
+def test_an_index_that_ends_starts_is_rebuilt(tmp_path: Path, deaths: int, rebuilt: bool) -> None:
+    _, places = stored(tmp_path, 3, 1)
+    for _ in range(deaths):
+        dead = open_ssd(tmp_path)
+        next(dead.recover())
+        dead.close(deadline_seconds=WAIT_SECONDS)
+    tier, found = reopened(tmp_path)
+    assert [frame.location for frame in found] == places
+    assert tier.report().rebuilt == rebuilt
+    tier.close(deadline_seconds=WAIT_SECONDS)
 
 
 def change_meta(index: Path, *, at: int) -> None:
