@@ -53,10 +53,9 @@ class Framed:
                 raise InvalidArgument("put: the stream ended before its header")
             reserve, source, ack = wire.put_header_from_wire(header)
             ladder = self._verbs.ladder
-            answer = ladder.reserve(reserve)
+            answer = await asyncio.get_running_loop().run_in_executor(self._workers, ladder.reserve, reserve)
             if not answer.reservation:
-                async for _ in requests:
-                    pass
+                # Nothing of the payload is wanted: the call ends here, which also ends the client's sending.
                 return self._reply(answer.outcomes)
             try:
                 layout = ladder.namespace(reserve.namespace).layout

@@ -27,19 +27,21 @@ OPEN_TO_ALL = "/grpc.health.v1.Health/"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
-def prepare_socket(address: str) -> Path:
+def prepare_socket(settings: ServerSettings) -> Path:
     """Return the socket's path, its directory made and a leftover of a dead daemon removed.
+
+    A directory that is made here is as open as `socket_mode`; one that is there must be ours or root's.
 
     Errors: TierUnavailable when somebody listens there, or the place cannot be used.
     """
-    path = Path(address.removeprefix("unix:"))
+    path = Path(settings.address.removeprefix("unix:"))
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise TierUnavailable(
             f"socket {path}: {len(os.fsencode(path))} bytes long, the system allows {SOCKET_PATH_BYTES_MAX}; "
             "set server.address to a shorter one"
         )
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _prepare_directory(path.parent, settings)
         if not _exists(path):
             return path
         if not stat.S_ISSOCK(path.lstat().st_mode):
@@ -52,11 +54,26 @@ def prepare_socket(address: str) -> Path:
             )
         path.unlink()
         _log.info("removed the socket of a daemon that is gone", extra={"path": str(path)})
-    except OSError as error:
-        raise TierUnavailable(
-            f"socket {path}: {error.strerror}; set server.address to a place you may write"
-        ) from error
+    except (OSError, LookupError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise TierUnavailable(f"socket {path}: {why}; set server.address to a place you may write") from error
     return path
+
+
+def _prepare_directory(directory: Path, settings: ServerSettings) -> None:
+    if not directory.exists():
+        directory.mkdir(mode=0o700, parents=True)
+        if settings.socket_group:
+            shutil.chown(directory, group=settings.socket_group)
+        # Who may use the socket must be able to reach it.
+        group, others = settings.socket_mode & 0o060, settings.socket_mode & 0o006
+        directory.chmod(0o700 | (0o050 if group else 0) | (0o005 if others else 0))
+    owner = directory.stat().st_uid
+    if owner not in (0, os.getuid()):
+        raise TierUnavailable(
+            f"socket directory {directory}: belongs to user {owner}, who could pose as the daemon; "
+            "set server.address to a directory of your own"
+        )
 
 
 def _exists(path: Path) -> bool:

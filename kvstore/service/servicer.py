@@ -19,7 +19,7 @@ from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.rpc.v1 import data_pb2_grpc
 from kvstore.service.framed import Framed
 from kvstore.service.session import Offer, Session
-from kvstore.service.verbs import Verbs
+from kvstore.service.verbs import Verbs, leaves_loop
 
 _log = logging.getLogger(__name__)
 Q = TypeVar("Q")
@@ -75,16 +75,15 @@ class DataServicer(data_pb2_grpc.DataServicer):
 
     async def _unary(self, verb: Callable[[Q], R], request: Q, context: Context) -> R:
         try:
+            if leaves_loop(verb.__name__, request):
+                return await asyncio.to_thread(verb, request)
             return verb(request)
         except Exception as error:
             await refuse(context, error, self._events)
 
     async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenReply:
         """Open a namespace."""
-        try:
-            return await asyncio.to_thread(self._verbs.open, request)
-        except Exception as error:
-            await refuse(context, error, self._events)
+        return await self._unary(self._verbs.open, request, context)
 
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
         """Match; the progress of a lease that is not ready is there through Fetch."""

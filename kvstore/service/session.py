@@ -23,7 +23,7 @@ from kvstore.layout import Layout
 from kvstore.rpc import wire
 from kvstore.rpc.channel import PROTOCOL
 from kvstore.rpc.v1 import data_pb2 as pb
-from kvstore.service.verbs import Verbs
+from kvstore.service.verbs import Verbs, leaves_loop
 
 _log = logging.getLogger(__name__)
 CUT_SECONDS = 1.0
@@ -85,10 +85,8 @@ class Session:
     async def _receive(self, request: pb.SessionRequest) -> None:
         verb = request.WhichOneof("verb")
         try:
-            if verb == "open" and self._client:
-                reply: dict[str, Any] | None = {
-                    "open": await asyncio.to_thread(self._verbs.open, request.open)
-                }
+            if verb is not None and leaves_loop(verb, getattr(request, verb)):
+                reply = await asyncio.to_thread(self._answer, verb, request)
             else:
                 reply = self._answer(verb, request)
         except KVStoreError as error:

@@ -58,7 +58,7 @@ class Store:
         with ExitStack() as stack:
             if settings.ssd.enabled:
                 stack.callback(DirectoryLock(settings.ssd.path).release)
-            socket = prepare_socket(settings.server.address)
+            socket = prepare_socket(settings.server)
             owner = settings.ssd.path if settings.ssd.enabled else socket
             arena = _create_arena(settings.host, boot_id=boot_id, owner=owner)
             stack.callback(arena.close)

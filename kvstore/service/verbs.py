@@ -1,11 +1,12 @@
 """The verbs as the wire knows them: message in, ladder called, message out.
 
-All but `open` are quick and run on the event loop: none waits for a disk, none loops over keys.
+Most are quick and run on the event loop; `leaves_loop` names those that do not. None loops over keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from kvstore.api import NO_SESSION, CommitAnswer, Progress
 from kvstore.core.ladder import Ladder
@@ -19,12 +20,18 @@ from kvstore.types import Fingerprint
 LIST_RUNS = 100
 OnProgress = Callable[[Progress], None]
 OnDurable = Callable[[CommitAnswer], None]
+LONG_VERBS = frozenset({"open", "delete", "list"})
+
+
+def leaves_loop(verb: str, message: Any) -> bool:
+    """Say whether a verb is done on a worker: it waits for the disk, hashes tokens or walks a namespace."""
+    return verb in LONG_VERBS or (verb == "reserve" and bool(message.token_ids))
 
 
 class Verbs:
     """One method per verb. Every one asks the gate first; errors of kvstore.errors leave to the caller.
 
-    Threads: the event loop; callbacks arrive on the tiers' threads.
+    Threads: the event loop and worker threads; callbacks arrive on the tiers' threads.
     """
 
     def __init__(self, ladder: Ladder, *, gate: Gate, boot_id: int) -> None:
@@ -40,7 +47,7 @@ class Verbs:
         return self.ladder.namespace(Fingerprint(fingerprint)).layout
 
     def open(self, message: pb.OpenRequest) -> pb.OpenReply:
-        """Open a namespace; blocks on the disk when it is new, so that this verb leaves the loop."""
+        """Open a namespace; a new one is made durable first."""
         self.gate.admit()
         answer = self.ladder.open(wire.open_from_wire(message), root=wire.root_from_wire(message) or b"")
         return wire.open_answer_to_wire(answer, boot_id=self.boot_id)

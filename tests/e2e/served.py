@@ -155,8 +155,17 @@ def refused(home: Home, *flags: str, command: Sequence[str] = COMMAND, **environ
 class Wire:
     """One session and the stubs beside it, on a channel of its own."""
 
-    def __init__(self, address: str, *, metadata: tuple[tuple[str, str], ...] = ()) -> None:
-        self.channel = grpc.insecure_channel(address, CLIENT_OPTIONS)
+    def __init__(
+        self,
+        address: str,
+        *,
+        metadata: tuple[tuple[str, str], ...] = (),
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        if credentials is None:
+            self.channel = grpc.insecure_channel(address, CLIENT_OPTIONS)
+        else:
+            self.channel = grpc.secure_channel(address, credentials, CLIENT_OPTIONS)
         self.data: DataStub = data_stub(self.channel)
         self.admin: AdminStub = admin_stub(self.channel)
         self.metadata = metadata

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -16,9 +18,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from kvstore.cli.main import run
+from kvstore.errors import LeaseExpired, UnknownNamespace
 from kvstore.metrics import METRICS
+from kvstore.rpc import wire
 from kvstore.rpc.channel import bearer
 from kvstore.rpc.v1 import admin_pb2
+from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.types import AckTier, PutOutcome
 from tests.e2e import blocks
 from tests.e2e.served import Home, Served, Wire, refused
@@ -92,11 +98,14 @@ def test_blocks_survive_a_restart(home: Home) -> None:
 def test_a_killed_daemon_keeps_what_it_acknowledged(home: Home) -> None:
     keys = blocks.keys_of(40)
     with Served(home) as daemon, Wire(home.address) as client:
+        arena = Path(client.hello(want_mapping=True).arena_path)
         blocks.open_namespace(client)
         assert blocks.put(client, keys) == [(PutOutcome.STORED_SSD, 40)]
         daemon.stop(signal.SIGKILL)
     assert home.socket.exists()
+    assert arena.exists()
     with Served(home) as daemon, Wire(home.address) as client:
+        assert not arena.exists()
         blocks.open_namespace(client)
         blocks.assert_fetched(client, keys)
         daemon.stop()
@@ -124,6 +133,54 @@ def test_what_arrives_damaged_is_refused(home: Home) -> None:
         assert blocks.match(client, keys).blocks == 6
         assert blocks.put(client, keys) == [(PutOutcome.DUPLICATE, 6), (PutOutcome.STORED_SSD, 4)]
         blocks.assert_fetched(client, keys)
+
+
+def test_duplicates_end_the_call_before_their_payload(home: Home) -> None:
+    keys = blocks.keys_of(300)
+    with Served(home), Wire(home.address) as client:
+        blocks.open_namespace(client)
+        assert blocks.put(client, keys) == [(PutOutcome.STORED_SSD, 300)]
+        for _ in range(5):
+            assert blocks.put(client, keys) == [(PutOutcome.DUPLICATE, 300)]
+
+
+def test_what_an_administrator_asks(home: Home) -> None:
+    keys = blocks.keys_of(20)
+    with Served(home), Wire(home.address) as client:
+        blocks.open_namespace(client)
+        blocks.put(client, keys)
+        (namespace,) = client.admin.Namespaces(admin_pb2.NamespacesRequest()).namespaces
+        assert namespace.canonical == blocks.NAMESPACE.canonical()
+        assert namespace.blocks == 20
+        request = admin_pb2.InspectRequest(namespace=namespace.fingerprint, keys=keys)
+        found = client.admin.Inspect(request)
+        assert found.visible_blocks == 20
+        assert found.runs[0].keys == keys
+        (segment,) = client.admin.Segments(admin_pb2.SegmentsRequest()).segments
+        assert segment.frames == 1
+        assert str(home.data) in segment.path
+        steps = list(client.admin.Verify(admin_pb2.VerifyRequest()))
+        assert steps[-1].done
+        assert steps[-1].blocks_done == steps[-1].blocks_total == 40
+        assert not any(step.faults for step in steps)
+        with pytest.raises(grpc.RpcError) as caught:
+            client.admin.Inspect(admin_pb2.InspectRequest(namespace=b"x" * 32, keys=keys))
+        assert isinstance(wire.error_from_call(caught.value), UnknownNamespace)
+
+
+def test_any_process_may_watch_a_lease(home: Home) -> None:
+    keys = blocks.keys_of(30)
+    with Served(home), Wire(home.address) as client, Wire(home.address) as other:
+        blocks.open_namespace(client)
+        blocks.put(client, keys)
+        lease = blocks.match(client, keys).lease
+        (news,) = other.data.Fetch(pb.FetchRequest(lease=lease))
+        assert news.progress.done
+        assert news.progress.blocks == 30
+        client.data.Release(pb.ReleaseRequest(lease=lease, used=30, outcome=pb.RELEASE_OUTCOME_USED))
+        with pytest.raises(grpc.RpcError) as caught:
+            list(other.data.Fetch(pb.FetchRequest(lease=lease)))
+        assert isinstance(wire.error_from_call(caught.value), LeaseExpired)
 
 
 def test_a_second_daemon_on_the_directory_is_refused(home: Home) -> None:
@@ -200,9 +257,16 @@ def test_a_full_disk(home: Home) -> None:
         (["--config", "/nowhere.toml"], ["/nowhere.toml", "No such file"]),
     ],
 )
-def test_misuse_ends_with_code_2(home: Home, flags: list[str], words: list[str]) -> None:
-    code, complaint = refused(home, *flags)
-    assert code == 2
+def test_misuse_ends_with_code_2(
+    home: Home,
+    flags: list[str],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(os, "environ", home.environ())
+    assert run(["serve", *flags]) == 2
+    complaint = capsys.readouterr().err
     assert all(word in complaint for word in words), complaint
 
 
@@ -266,6 +330,37 @@ def test_tcp_needs_the_token_and_never_offers_the_mapping(home: Home) -> None:
         assert TOKEN not in "\n".join(daemon.lines)
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_tcp_with_tls(home: Home) -> None:
+    cert, key, token = home.root / "cert.pem", home.root / "key.pem", home.root / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-out",
+        cert,
+        "-keyout",
+        key,
+    ]
+    subprocess.run([*made, *subject], check=True, capture_output=True)
+    settings = {"token_file": token, "tls_cert": cert, "tls_key": key}
+    flags = [part for name, path in settings.items() for part in ("--set", f"server.{name}={path}")]
+    with Served(home, "--tcp", "localhost:0", *flags) as daemon:
+        credentials = grpc.ssl_channel_credentials(cert.read_bytes())
+        with Wire(daemon.fact("tcp"), metadata=bearer(TOKEN), credentials=credentials) as remote:
+            assert remote.hello(want_mapping=True).arena_path == ""
+        with Wire(daemon.fact("tcp"), metadata=bearer(TOKEN)) as plain, pytest.raises(grpc.RpcError):
+            plain.hello()
+
+
 def test_a_taken_metrics_port_moves_when_nobody_chose_it(home: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         chosen = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -276,12 +371,13 @@ def test_a_taken_metrics_port_moves_when_nobody_chose_it(home: Home) -> None:
 
 
 def test_two_signals_end_it_at_once(home: Home) -> None:
-    with Served(home) as daemon:
+    with Served(home) as daemon, Wire(home.address) as client:
+        arena = Path(client.hello(want_mapping=True).arena_path)
         daemon.send(signal.SIGTERM)
         daemon.send(signal.SIGTERM)
         assert daemon.wait() in (0, 1)
     assert not home.socket.exists()
-    assert not list(Path("/dev/shm").glob(f"*{daemon.pid}*"))
+    assert not arena.exists()
 
 
 def test_without_an_ssd_it_is_a_host_cache(home: Home) -> None:
