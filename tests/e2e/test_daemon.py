@@ -335,22 +335,9 @@ def test_tcp_with_tls(home: Home) -> None:
     cert, key, token = home.root / "cert.pem", home.root / "key.pem", home.root / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    made = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "1",
-        "-out",
-        cert,
-        "-keyout",
-        key,
-    ]
-    subprocess.run([*made, *subject], check=True, capture_output=True)
+    certificate = f"-x509 -newkey rsa:2048 -nodes -days 1 -out {cert} -keyout {key} -subj /CN=localhost"
+    command = f"openssl req {certificate} -addext subjectAltName=DNS:localhost"
+    subprocess.run(command.split(), check=True, capture_output=True)
     settings = {"token_file": token, "tls_cert": cert, "tls_key": key}
     flags = [part for name, path in settings.items() for part in ("--set", f"server.{name}={path}")]
     with Served(home, "--tcp", "localhost:0", *flags) as daemon:
