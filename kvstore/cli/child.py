@@ -36,6 +36,7 @@ class ChildDaemon:
         self._settings = {
             "server.address": self.address,
             "server.metrics_address": "",
+            "server.drain_seconds": "30",
             "ssd.path": str(self.data),
             "ssd.min_free_bytes": "64MiB",
             "host.arena_bytes": str(arena_bytes),

@@ -15,9 +15,11 @@ import grpc
 import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvstore.client.dial import Target
+from kvstore.client.limits import ClientLimits, TlsFiles, Transport
 from kvstore.errors import DeadlineExceeded, KVStoreError, TierUnavailable
 from kvstore.paths import default_address
-from kvstore.rpc.channel import CLIENT_OPTIONS, ERROR_METADATA, bearer
+from kvstore.rpc.channel import ERROR_METADATA
 from kvstore.rpc.status import error_from_call
 from kvstore.rpc.stubs import admin_stub, data_stub
 from kvstore.rpc.v1 import admin_pb2
@@ -56,6 +58,25 @@ OfflineOption = Annotated[
 ]
 
 
+LIMITS = ClientLimits(plaintext_on_loopback=True)
+"""A person who types a token and a loopback address means it; any other address still needs TLS."""
+
+
+def tls_of(tls_ca: Path | None) -> TlsFiles | None:
+    """Return what the client library takes for a certificate option."""
+    return TlsFiles(str(tls_ca)) if tls_ca else None
+
+
+def target_of(address: str, *, token: str, tls_ca: Path | None) -> Target:
+    """Return where to connect.
+
+    Errors: InvalidArgument on a malformed address, and on a token that would travel in the clear.
+    """
+    return Target(
+        address=address, token=token, tls=tls_of(tls_ca), transport=Transport.AUTO, limits=LIMITS
+    ).checked()
+
+
 _EMPTY_CHECK = health_pb2.HealthCheckRequest()
 
 
@@ -67,12 +88,9 @@ class Daemon:
 
     def __init__(self, address: str | None = None, *, token: str = "", tls_ca: Path | None = None) -> None:
         self.address = address or default_address()
-        self._metadata = bearer(token)
-        if tls_ca:
-            credentials = grpc.ssl_channel_credentials(tls_ca.read_bytes())
-            self.channel = grpc.secure_channel(self.address, credentials, CLIENT_OPTIONS)
-        else:
-            self.channel = grpc.insecure_channel(self.address, CLIENT_OPTIONS)
+        target = target_of(self.address, token=token, tls_ca=tls_ca)
+        self._metadata = target.metadata
+        self.channel = target.channel()
         self._admin = admin_stub(self.channel)
         self._health = health_pb2_grpc.HealthStub(self.channel)
         self.data = data_stub(self.channel)

@@ -67,7 +67,7 @@ def doctor(
     place = _place(data, shared_memory, config, answer)
     sections = {"Machine": examine(place)}
     with progress("using the daemon", total=None):
-        sections["Daemon"] = _daemon(answer, token)
+        sections["Daemon"] = _daemon(answer, token, tls_ca)
     if self_test:
         sections["Temporary daemon"] = _self_test()
     findings = [finding for section in sections.values() for finding in section]
@@ -108,7 +108,7 @@ def _place(data: Path | None, shared_memory: Path | None, config: Path | None, a
     return Place((data or directory).absolute(), (shared_memory or memory).absolute(), answer.address)
 
 
-def _daemon(answer: _Answer, token: str) -> list[Finding]:
+def _daemon(answer: _Answer, token: str, tls_ca: Path | None) -> list[Finding]:
     check = "daemon"
     if answer.error:
         advice = "`kvstore serve` starts one; `kvstore doctor --self-test` tries a temporary one"
@@ -120,7 +120,7 @@ def _daemon(answer: _Answer, token: str) -> list[Finding]:
         return [Finding(check, Level.PROBLEM, found + ", but is not serving", "look at its log")]
     from kvstore.cli.selftest import exercise
 
-    return [Finding(check, Level.OK, found), *exercise(answer.address, token=token)]
+    return [Finding(check, Level.OK, found), *exercise(answer.address, token=token, tls_ca=tls_ca)]
 
 
 def _self_test() -> list[Finding]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvstore.cli.checks import MIB, Finding, Level
 from kvstore.cli.child import ChildDaemon
-from kvstore.cli.connection import Daemon
+from kvstore.cli.connection import LIMITS, Daemon, tls_of
 from kvstore.cli.output import bytes_text, duration_text, time_text
 from kvstore.cli.views import VerifyView
 from kvstore.client import Client, OpenNamespace
@@ -26,6 +26,11 @@ BLOCKS, BLOCK_TOKENS, BLOCK_BYTES = 8, 16, 64 << 10
 DEADLINE_SECONDS = 10.0
 CHILD_ARENA_BYTES = 64 * MIB
 CHILD_CLASS, CHILD_TTL_SECONDS = "doctor", 1.0
+CHILD_SETTINGS = {
+    f"classes.{CHILD_CLASS}.ttl_seconds": f"{CHILD_TTL_SECONDS:g}",
+    "ssd.segment_bytes": "16MiB",
+    "ssd.capacity_bytes": "64MiB",
+}
 LOG_ADVICE = "look at the daemon's log, and file a bug with it and `kvstore doctor --json`"
 
 NAMESPACE = Namespace(
@@ -53,10 +58,13 @@ class Sample:
         return Sample(namespace.hashes(tokens), payload)
 
 
-def exercise(address: str, *, token: str = "") -> list[Finding]:
+def exercise(address: str, *, token: str = "", tls_ca: Path | None = None) -> list[Finding]:
     """Use a running daemon: write, read back, verify on SSD, delete; leaves nothing behind."""
     try:
-        with Client(address, token=token) as client, Daemon(address, token=token) as daemon:
+        with (
+            Client(address, token=token, tls=tls_of(tls_ca), limits=LIMITS) as client,
+            Daemon(address, token=token, tls_ca=tls_ca) as daemon,
+        ):
             namespace = client.open(NAMESPACE)
             sample = Sample.make(namespace)
             try:
@@ -154,8 +162,7 @@ def _deletion(namespace: OpenNamespace, sample: Sample) -> Finding:
 
 def self_test(directory: Path) -> Iterator[Finding]:
     """Start a temporary daemon in `directory` and put a run through every tier, a restart and its expiry."""
-    lives = {f"classes.{CHILD_CLASS}.ttl_seconds": f"{CHILD_TTL_SECONDS:g}"}
-    child = ChildDaemon(directory, arena_bytes=CHILD_ARENA_BYTES, settings=lives)
+    child = ChildDaemon(directory, arena_bytes=CHILD_ARENA_BYTES, settings=CHILD_SETTINGS)
     try:
         yield Finding("start", Level.OK, f"a temporary daemon served after {duration_text(child.start())}")
         yield from exercise(child.address)

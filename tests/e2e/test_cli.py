@@ -233,3 +233,18 @@ def test_bench_writes_what_it_shows(tmp_path: Path) -> None:
     assert set(written["rows"][0]) == {"name", "value", "better", "bar", "baseline", "unit", "detail"}
     assert written["machine"]["cpus"] >= 1
     assert all(row["name"] in done.stdout for row in written["rows"])
+
+
+def test_over_tcp_with_a_token(tmp_path: Path) -> None:
+    token = "a-token-of-some-length"
+    tcp = {"server.tcp_address": "127.0.0.1:0", "server.token": token, "server.plaintext_loopback": "true"}
+    with ChildDaemon(tmp_path, arena_bytes=64 << 20, settings=SMALL | tcp) as child:
+        address = document(kvstore("status", "--json", "-a", child.address))["tcp_address"]
+        assert kvstore("status", "-a", address, "--token", token).returncode == 0
+        refused = kvstore("status", "-a", address, "--token", "another-token-of-some-length")
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("kvstore: ")
+        done = kvstore("doctor", "--json", "-a", address, KVSTORE_TOKEN=token)
+        assert done.returncode == 0, done.stdout
+        findings = {f["check"]: f for f in document(done)["findings"] if f["section"] == "daemon"}
+        assert findings["host tier"]["level"] == "ok"
