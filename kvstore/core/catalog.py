@@ -25,7 +25,7 @@ from kvstore.events import Events
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
 from kvstore.tiers.base import HostMemory, TouchNote
-from kvstore.types import HASH_BYTES, PAGE_BYTES, Addressing, Fingerprint, MissReason, Tier
+from kvstore.types import HASH_BYTES, PAGE_BYTES, Addressing, Fingerprint, MissReason, Tier, key_at
 
 if TYPE_CHECKING:
     from kvstore.core.puts import PendingPut
@@ -311,6 +311,36 @@ class Catalog:
     @staticmethod
     def _lost_any(frame: Frame) -> bool:
         return sum(p.count for node in frame.nodes for p in node.slices if p.frame is frame) < frame.count
+
+    def carve(self, node: Node, index: int) -> Frame:
+        """Give slice `index` of a node a frame of its own, so that it can be written without its former neighbours.
+
+        Only for frames in host memory alone that nothing holds.
+        """
+        piece = node.slices[index]
+        old = piece.frame
+        assert old.location is None and not old.holds and old.host is not None
+        start, end = piece.start, piece.start + piece.count
+        frame = Frame(
+            fingerprint=old.fingerprint,
+            kind=old.kind,
+            parent=old.parent if start == 0 else key_at(old.keys, start - 1),
+            keys=piece.keys,
+            parts=old.parts,
+            retention_class=old.retention_class,
+            written_at=old.written_at,
+            provenance=old.provenance,
+        )
+        frame.host = tuple(part.cut(start, end) for part in old.host)
+        for part in old.host:
+            part.slots[start:end] = 0
+        node.slices[index] = Slice(frame, 0, piece.count)
+        frame.nodes.append(node)
+        if not any(other.frame is old for other in node.slices):
+            old.nodes.remove(node)
+        if old.nodes:
+            self._shrink(old)
+        return frame
 
     def release_segment(self, segment: Segment, reason: MissReason) -> int:
         """Let a whole segment go: expired ones leave children as orphans, evicted ones take them along."""

@@ -38,6 +38,13 @@ class PartSlots:
         self.lengths: U32Array = np.zeros(count, np.uint32)
         self.digests: npt.NDArray[np.uint8] = np.zeros((count, DIGEST_BYTES * len(part.segments)), np.uint8)
 
+    def cut(self, start: int, end: int) -> PartSlots:
+        """Return a copy of blocks [start, end)."""
+        piece = PartSlots(self.part, 0)
+        piece.slots, piece.generations = self.slots[start:end].copy(), self.generations[start:end].copy()
+        piece.lengths, piece.digests = self.lengths[start:end].copy(), self.digests[start:end].copy()
+        return piece
+
 
 class Frame:
     """A run of blocks as written together: keys, parts, and their place in host memory and on SSD."""

@@ -230,8 +230,8 @@ class Ladder:
                     self._matcher.find(state, request.keys, now=now, exact_only=request.exact_only)
                 )
             answer = self._lease(state, request, on_progress, now)
-        if not answer.ready:
-            self._reads.run()
+        self._reads.run()
+        self._writes.run()
         return answer
 
     def _check_keys(self, keys: bytes) -> None:
@@ -281,12 +281,13 @@ class Ladder:
             if used < node.count:
                 state.runs.split(node, used)
             self._catalog.touch_path(node, by=by, now=now, is_write=False)
+            self._writeback.enqueue(node)
             self._catalog.join_path(state, node)
-        side = {id(item.frame): item.frame.nodes[0] for item in found.side if item.frame.nodes}
-        for node in (*found.loose.values(), *side.values()):
-            self._catalog.touch_path(
-                node, by=by if node.slices[0].frame.kind == 1 else "", now=now, is_write=False
-            )
+        for node in found.loose.values():
+            self._catalog.touch_path(node, by=by, now=now, is_write=False)
+            self._writeback.enqueue(node)
+        for node in {id(item.frame): item.frame.nodes[0] for item in found.side}.values():
+            self._catalog.touch_path(node, by="", now=now, is_write=False)
 
     def watch(self, lease: int, on_progress: OnProgress | None = None) -> Progress:
         """Return what is readable under a lease, and later news of what still loads. Any process may present the lease.
@@ -299,6 +300,14 @@ class Ladder:
             self._reads.run()
         return progress
 
+    def lease_namespace(self, lease: int) -> Namespace:
+        """Return the namespace that a lease reads from, for who was handed nothing but the lease.
+
+        Errors: LeaseExpired.
+        """
+        with self._lock:
+            return self._leases.get(lease).state.namespace
+
     def touch(self, namespace: Fingerprint, keys: bytes, *, retention_class: str = "") -> int:
         """Renew a prefix that was used where the store did not see it; returns how many blocks are visible."""
         self._admit()
@@ -310,7 +319,8 @@ class Ladder:
             now = self._retention.now()
             found = self._matcher.find(state, keys, now=now, exact_only=False)
             self._touch(state, found, retention_class, now)
-            return found.blocks
+        self._writes.run()
+        return found.blocks
 
     def renew(self, leases: Sequence[int], *, lease_seconds: float) -> tuple[int, ...]:
         """Move the deadlines of leases; returns those that had ended."""
@@ -362,10 +372,10 @@ class Ladder:
         """
         self._admit()
         with self._decision():
-            state = self._catalog.state(request.namespace)
-            return self._putting.reserve(
-                state, request, monotonic=self._clock.monotonic(), now=self._retention.now()
-            )
+            state, now = self._catalog.state(request.namespace), self._retention.now()
+            answer = self._putting.reserve(state, request, monotonic=self._clock.monotonic(), now=now)
+        self._writes.run()
+        return answer
 
     def commit(self, request: CommitRequest, on_durable: OnDurable | None = None) -> CommitAnswer | None:
         """Publish what was written. With AckTier.SSD and `on_durable`, returns None and answers when durable or refused.

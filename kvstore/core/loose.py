@@ -13,7 +13,10 @@ WHOLE = -1
 
 
 class LooseIndex:
-    """A dict from (hash, part) to the frame that holds it; state and order live on the frame's node."""
+    """A dict from (hash, part) to the frame that holds it; state and order live on the frame's node.
+
+    Blocks that were put next to one another live together: a touch of one renews them all.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[tuple[bytes, int], tuple[Frame, int]] = {}

@@ -254,15 +254,8 @@ def frame_of(
         written_at=written_at,
         provenance=put.provenance,
     )
-    frame.host = tuple(_cut(put.parts[i].data, first, end) for i in parts)
+    frame.host = tuple(put.parts[i].data.cut(first, end) for i in parts)
     return frame
-
-
-def _cut(data: PartSlots, first: int, end: int) -> PartSlots:
-    piece = PartSlots(data.part, 0)
-    piece.slots, piece.generations = data.slots[first:end].copy(), data.generations[first:end].copy()
-    piece.lengths, piece.digests = data.lengths[first:end].copy(), data.digests[first:end].copy()
-    return piece
 
 
 class Presence:

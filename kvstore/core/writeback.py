@@ -33,15 +33,21 @@ class WriteBack:
         if not self._enabled or not self._catalog.retention.held_by(node.retention_class).reaches_ssd:
             return missing
         for item in reversed(RunIndex.path(node)):
-            for piece in item.slices:
+            for index, piece in enumerate(item.slices):
                 frame = piece.frame
                 if frame.location is None and not frame.dead and frame not in missing:
+                    if not frame.queued and frame.count != piece.count and not frame.holds:
+                        frame = self._catalog.carve(item, index)
                     missing.append(frame)
-                    if not frame.queued and frame.fully_resident():
-                        frame.queued = True
-                        self._queue[frame] = None
-                        self.queued_bytes += frame_bytes(frame)
+                    self._queue_frame(frame, piece.count)
         return missing
+
+    def _queue_frame(self, frame: Frame, wanted: int) -> None:
+        """Queue a frame, unless it is shared with runs that may not come along."""
+        if not frame.queued and frame.count == wanted and frame.fully_resident():
+            frame.queued = True
+            self._queue[frame] = None
+            self.queued_bytes += frame_bytes(frame)
 
     def next(self) -> list[tuple[Frame, FrameWrite]]:
         """Return the next frames to write, as many as the bounded queue takes, held until `finished`."""
@@ -71,8 +77,7 @@ class WriteBack:
             self._catalog.release_segment(victim, MissReason.EVICTED)
 
     def _write(self, frame: Frame) -> FrameWrite:
-        node = frame.nodes[0]
-        held_by = self._catalog.retention.held_by(node.retention_class)
+        held_by = self._catalog.retention.held_by(self._soonest(frame).retention_class)
         assert frame.host is not None
         header = FrameHeader(
             namespace=frame.fingerprint,
@@ -95,6 +100,10 @@ class WriteBack:
         )
         return FrameWrite(header, images, bucket_of(held_by, frame.written_at, self._limits.bucket_fraction))
 
+    def _soonest(self, frame: Frame) -> Node:
+        """Of the runs that share a frame the one that expires first speaks for it on disk: better forgotten than kept too long."""
+        return min(frame.nodes, key=self._catalog.retention.end)
+
     def finished(self, frame: Frame, size: int, result: WriteResult) -> None:
         """Note where a frame is durable, or that it was refused and stays in host memory alone."""
         self.in_flight_bytes -= size
@@ -102,7 +111,7 @@ class WriteBack:
         if location is not None and frame.dead:
             self._catalog.plan.delete.append(location)
         elif location is not None:
-            node = frame.nodes[0]
+            node = self._soonest(frame)
             self._catalog.segments.place(
                 frame, location, retention_class=node.retention_class, since=node.since
             )
@@ -149,7 +158,10 @@ class DurableWait:
         self._plan = plan
         self._done = done
         for frame in frames:
-            frame.waiters.append(self._settled)
+            if frame.queued:
+                frame.waiters.append(self._settled)
+            else:
+                self._settled(durable=False)
 
     def _settled(self, durable: bool) -> None:
         self._all_durable &= durable

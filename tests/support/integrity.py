@@ -1,0 +1,86 @@
+"""Checks that the core's structures agree with one another; run after every step of a property test."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvstore.core.catalog import NamespaceState
+from kvstore.core.frames import Frame, Node
+from kvstore.core.ladder import Ladder
+from kvstore.types import PAGE_BYTES
+
+
+def check_integrity(ladder: Ladder) -> None:
+    """Assert every structural invariant: trees, tails, back references, slots owned exactly once, accounting."""
+    catalog = ladder._catalog
+    frames: dict[int, Frame] = {}
+    for state in catalog.namespaces.values():
+        _check_tree(state)
+        for node in state.nodes():
+            _check_node(node)
+            frames.update({id(p.frame): p.frame for p in node.slices})
+    _check_slots(ladder, frames)
+    _check_segments(ladder, frames)
+
+
+def _check_tree(state: NamespaceState) -> None:
+    runs = state.runs
+    reachable: list[Node] = []
+    stack = list(runs.root.children.values())
+    for waiting in runs.orphans.values():
+        assert waiting, "empty orphan bucket"
+        stack.extend(waiting.values())
+    while stack:
+        node = stack.pop()
+        reachable.append(node)
+        for head, child in node.children.items():
+            assert child.head == head and child.parent is node and child.parent_hash == node.tail
+            stack.append(child)
+    assert {id(n) for n in reachable} == {id(n) for n in runs.tails.values()}
+    assert len(reachable) == len(runs.tails)
+    for tail, node in runs.tails.items():
+        assert node.tail == tail
+
+
+def _check_node(node: Node) -> None:
+    assert node.count == sum(p.count for p in node.slices) > 0
+    for piece in node.slices:
+        assert 0 <= piece.start and piece.start + piece.count <= piece.frame.count
+        assert node in piece.frame.nodes and not piece.frame.dead
+        if piece.frame.location is None:
+            assert piece.frame.resident(piece.start, piece.count).all(), "a block that lies nowhere is in the index"
+
+
+def _check_slots(ladder: Ladder, frames: dict[int, Frame]) -> None:
+    catalog = ladder._catalog
+    for frame in catalog._zombies:
+        frames.setdefault(id(frame), frame)
+    owned: Counter[int] = Counter()
+    pages = 0
+    for frame in frames.values():
+        for part in frame.host or ():
+            slots = part.slots[part.slots != 0].tolist()
+            owned.update(slots)
+            pages += len(slots) * part.part.stride_pages
+        for load in set(frame.loads.values()):
+            if load.submitted:
+                for part_slots, part_ in zip(load.slots, frame.parts, strict=True):
+                    owned.update(part_slots.tolist())
+                    pages += len(part_slots) * part_.stride_pages
+    for put in {id(p): p for p in ladder._putting._puts.values()}.values():
+        for put_part in put.parts.values():
+            slots = put_part.data.slots[put_part.data.slots != 0].tolist()
+            owned.update(slots)
+            pages += len(slots) * put_part.data.part.stride_pages
+    assert not [slot for slot, count in owned.items() if count > 1], "a slot has two owners"
+    if not ladder._putting._quarantine:
+        assert pages == catalog.slabs.used_pages, f"{pages} pages are owned, {catalog.slabs.used_pages} counted"
+    assert catalog.slabs.used_pages * PAGE_BYTES == ladder.gauges()["kvstore_host_used_bytes"]
+
+
+def _check_segments(ladder: Ladder, frames: dict[int, Frame]) -> None:
+    table = ladder._catalog.segments
+    listed = {id(frame) for segment in table for frame in segment.frames}
+    placed = {i for i, frame in frames.items() if frame.location is not None}
+    assert listed == placed
+    assert table.used_bytes == sum(segment.bytes for segment in table)
