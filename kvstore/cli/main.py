@@ -19,6 +19,7 @@ from kvstore.errors import InvalidArgument, KVStoreError, SettingsError
 CLICK_ERROR: type[Exception] = typer.BadParameter.__bases__[0].__bases__[0]
 
 TRACEBACK_VARIABLE = "KVSTORE_TRACEBACK"
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ def run(arguments: list[str]) -> int:
     try:
         code = app(args=arguments or ["--help"], prog_name="kvstore", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:
+            complain("interrupted")
         return code if isinstance(code, int) else 0
     except CLICK_ERROR as error:
         return _misuse(error)
@@ -128,7 +131,7 @@ def run(arguments: list[str]) -> int:
         return EXIT_PROBLEM
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader went away (`| head`); keep the interpreter's own flush at exit from complaining.
         sys.stdout = None

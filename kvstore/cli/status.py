@@ -6,6 +6,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -57,7 +58,9 @@ def status(
     """
     with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
         if watch is not None and not as_json:
-            _watch(daemon, watch)
+            with suppress(KeyboardInterrupt):
+                _watch(daemon, watch)
+            raise typer.Exit
         document = daemon.status()
     if as_json:
         emit_json(document)
