@@ -376,7 +376,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _forget_pool_in_child() -> None:
-    """A forked child inherits the pool without its threads, and would wait for them for ever."""
+    """A forked child inherits the pool without its threads, and perhaps with its locks held."""
     global _executor, _executor_lock
     _executor, _executor_lock = None, threading.Lock()
 
