@@ -208,11 +208,12 @@ class Connection:
 
     def _failed(self, error: KVStoreError) -> None:
         with self._changed:
-            if self._attempts == 0 or str(error) != str(self._why_not):
-                _log.warning("not connected", extra={"address": self._target.address, "cause": str(error)})
-            self._attempts += 1
+            told = str(self._why_not)
             if not self._closed:
                 self._why_not = _about(self._target.address, error)
+            if self._attempts == 0 or str(self._why_not) != told:
+                _log.warning("not connected", extra={"cause": str(self._why_not)})
+            self._attempts += 1
             self._changed.notify_all()
 
     def _rest(self, seconds: float) -> None:

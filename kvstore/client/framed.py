@@ -26,6 +26,9 @@ from kvstore.rpc.wire import (
 )
 from kvstore.types import DIGEST_BYTES, AckTier, MissReason
 
+GRACE_SECONDS = 0.05
+"""gRPC is given this long to end a call by itself at its deadline."""
+
 
 def fetch_framed(
     link: Link,
@@ -182,8 +185,13 @@ def put_framed(
     header = put_header_to_wire(reserve, digests, ack=ack)
     with link.use():
         try:
+            # As a future: the blocking form misses its deadline when the daemon hangs in mid-stream.
             requests = _messages(header, layout, sources, chunk_bytes)
-            reply = link.stub.Put(requests, timeout=deadline.left(), metadata=link.metadata)
+            call = link.stub.Put.future(requests, timeout=deadline.left(), metadata=link.metadata)
+            reply = call.result(deadline.left() + GRACE_SECONDS)
+        except grpc.FutureTimeoutError as error:
+            call.cancel()
+            raise deadline.exceeded("put: no answer from the daemon") from error
         except grpc.RpcError as error:
             raise error_from_call(error) from error
     return commit_answer_from_wire(reply)
