@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from engine_adapters.transformers.engine import VERSION, EngineModel
 from engine_adapters.transformers.identity import model_namespace, weights_fingerprint
 from kvstore.api import TierRun
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import InvalidArgument
-from kvstore.hashing import Tokens
 from kvstore.namespace import Namespace
 from kvstore.types import HASH_BYTES, MissReason, PutOutcome, ReleaseOutcome, key_at
 
@@ -26,6 +29,8 @@ in the last bits. From four rows on they are equal bit for bit (float32, SmolLM2
 FETCH_SECONDS_MIN = 0.05
 SAVE_BYTES_MAX = 64 << 20
 """Blocks are packed and put in portions of about this size: a long prompt needs no second copy of itself."""
+TokenIds = Sequence[int] | npt.NDArray[np.integer] | torch.Tensor
+"""One request: [n] or [1, n]."""
 _log = logging.getLogger(__name__)
 
 
@@ -126,6 +131,7 @@ class PrefixCache:
         suffix_tokens_min: int = SUFFIX_TOKENS_MIN,
         match_seconds_max: float = 0.020,
         fetch_seconds_max: float = 2.0,
+        save_seconds_max: float = 2.0,
         clock: Clock | None = None,
     ) -> None:
         if suffix_tokens_min < 1:
@@ -148,12 +154,13 @@ class PrefixCache:
         self._suffix_tokens_min = suffix_tokens_min
         self._match_seconds_max = match_seconds_max
         self._fetch_seconds_max = fetch_seconds_max
+        self._save_seconds_max = save_seconds_max
         self._clock = clock or SystemClock()
         self._row_seconds = math.inf  # the model's best pace so far
 
     def generate(
         self,
-        input_ids: Tokens,
+        input_ids: TokenIds,
         *,
         max_new_tokens: int,
         stop_ids: frozenset[int] | None = None,
@@ -163,7 +170,7 @@ class PrefixCache:
     ) -> Generation:
         """Answer greedily; save the prompt's full blocks behind the first token, the answer's at the end."""
         started = self._clock.monotonic()
-        ids = [int(token) for token in input_ids]
+        ids = _one_row(input_ids)
         stop = self.engine.stop_ids if stop_ids is None else stop_ids
         prefill = self.prefill(ids, save=False)
         answer = [int(prefill.logits.argmax())]
@@ -176,6 +183,8 @@ class PrefixCache:
             on_token(answer[-1])
         everything = ids + answer
         known += prompt_saved.present
+        # What was refused or too slow a moment ago is not tried again within the same request.
+        save_answer = save_answer and prompt_saved.reason is None
         answer_saved = self.save(everything, prefill.past, first_block=known) if save_answer else Saved()
         return Generation(
             ids=tuple(answer),
@@ -187,9 +196,9 @@ class PrefixCache:
             keys=self._blocks.hashes(everything[: self.engine.length(prefill.past)]),
         )
 
-    def prefill(self, input_ids: Tokens, *, save: bool = True) -> Prefill:
+    def prefill(self, input_ids: TokenIds, *, save: bool = True) -> Prefill:
         """Compute a prompt behind its longest stored prefix, and save what was missing."""
-        ids = [int(token) for token in input_ids]
+        ids = _one_row(input_ids)
         result = self.resume(ids)
         started = self._clock.monotonic()
         result.logits = self.engine.forward(ids[result.hit_tokens :], result.past)
@@ -199,23 +208,23 @@ class PrefixCache:
             self.save(ids, result.past, first_block=result.hit_tokens // self.namespace.block_tokens)
         return result
 
-    def resume(self, input_ids: Tokens) -> Prefill:
+    def resume(self, input_ids: TokenIds) -> Prefill:
         """Return a cache object with the longest stored prefix of a prompt in it, and nothing computed.
 
         For those who generate themselves: `model.generate(ids, past_key_values=resumed.past, ...)`, then
         `save`.
         Errors: InvalidArgument on a prompt without tokens.
         """
-        if not len(input_ids):
+        ids = _one_row(input_ids)
+        if not ids:
             raise InvalidArgument("prefix cache: the prompt has no tokens")
-        result = Prefill(prompt_tokens=len(input_ids))
-        usable = max(0, len(input_ids) - self._suffix_tokens_min) // self.namespace.block_tokens
+        result = Prefill(prompt_tokens=len(ids))
+        usable = max(0, len(ids) - self._suffix_tokens_min) // self.namespace.block_tokens
         layers = []
         if usable:
+            keys = self._blocks.hashes(ids[: usable * self.namespace.block_tokens])
             try:
-                layers = self._load(
-                    self._blocks.hashes(input_ids[: usable * self.namespace.block_tokens]), result
-                )
+                layers = self._load(keys, result)
             except Exception:  # the store failing never fails a request; what broke is in the log
                 _log.exception("event=prefix_cache_load_failed")
                 result.hit_tokens, result.tiers, result.reason = 0, (), MissReason.TIER_DOWN
@@ -238,12 +247,10 @@ class PrefixCache:
         result.fetch_seconds = self._clock.monotonic() - begun
         if fetched.blocks < match.blocks:
             result.reason = fetched.reason
+        if not fetched.blocks:
+            return []
         begun = self._clock.monotonic()
-        layers = (
-            self.engine.shape.unpack(blocks[: fetched.blocks], devices=self.engine.devices)
-            if fetched.blocks
-            else []
-        )
+        layers = self.engine.shape.unpack(blocks[: fetched.blocks], devices=self.engine.devices)
         result.inject_seconds = self._clock.monotonic() - begun
         result.hit_tokens = fetched.blocks * self.namespace.block_tokens
         result.tiers = fetched.tiers
@@ -254,22 +261,23 @@ class PrefixCache:
         recompute = blocks * self.namespace.block_tokens * self._row_seconds
         return min(self._fetch_seconds_max, max(FETCH_SECONDS_MIN, recompute))
 
-    def save(self, token_ids: Tokens, past: Any, *, first_block: int = 0) -> Saved:
+    def save(self, token_ids: TokenIds, past: Any, *, first_block: int = 0) -> Saved:
         """Put the full blocks from `first_block` on that `past` holds the keys and values of.
 
         `token_ids` are all tokens from the first one; those that `past` has not seen yet are left out.
         Errors: InvalidArgument when `past` is no cache object of this model.
         """
         started = self._clock.monotonic()
-        size = self.namespace.block_tokens
-        end = min(len(token_ids), self.engine.length(past)) // size
-        keys = self._blocks.hashes(token_ids[: end * size])
+        ids, size = _one_row(token_ids), self.namespace.block_tokens
+        end = min(len(ids), self.engine.length(past)) // size
+        keys = self._blocks.hashes(ids[: end * size])
         step = max(1, SAVE_BYTES_MAX // self.engine.shape.block_bytes)
         stored = present = 0
         reason = None
         for first in range(first_block, end, step):
             count = min(step, end - first)
-            put = self._put(keys, past, first=first, count=count)
+            left = self._save_seconds_max - (self._clock.monotonic() - started)
+            put = self._put(keys, past, first=first, count=count, deadline_seconds=max(0.0, left))
             if put is None:
                 reason = MissReason.TIER_DOWN
                 break
@@ -285,15 +293,30 @@ class PrefixCache:
             seconds=self._clock.monotonic() - started,
         )
 
-    def _put(self, keys: bytes, past: Any, *, first: int, count: int) -> Put | None:
+    def _put(self, keys: bytes, past: Any, *, first: int, count: int, deadline_seconds: float) -> Put | None:
         """Pack and put blocks [first, first + count); None when the store broke its promise not to raise."""
         blocks = self.engine.shape.pack(self.engine.layers(past), first_block=first, count=count)
         parent = key_at(keys, first - 1) if first else self._blocks.root
         try:
-            return self._blocks.put(parent, keys[first * HASH_BYTES : (first + count) * HASH_BYTES], blocks)
+            wanted = keys[first * HASH_BYTES : (first + count) * HASH_BYTES]
+            return self._blocks.put(parent, wanted, blocks, deadline_seconds=deadline_seconds)
         except Exception:  # as in resume
             _log.exception("event=prefix_cache_save_failed")
             return None
+
+
+def _one_row(token_ids: TokenIds) -> list[int]:
+    """Return the ids of one request from a sequence, an array or a tensor, [n] or [1, n].
+
+    Errors: InvalidArgument on a batch.
+    """
+    row = np.asarray(token_ids, dtype=np.int64)
+    if row.ndim == 2 and len(row) == 1:
+        row = row[0]
+    if row.ndim != 1:
+        raise InvalidArgument(f"prefix cache: one request at a time, got ids of shape {list(row.shape)}")
+    ids: list[int] = row.tolist()
+    return ids
 
 
 def _why_not(put: Put) -> MissReason:

@@ -5,35 +5,38 @@ from __future__ import annotations
 import dataclasses
 import math
 import platform
+import textwrap
+from collections.abc import Sequence
 from typing import Any
+
+from rich.text import Text
 
 from kvstore import __version__
 from kvstore.cli.demo_story import BLOCK_TOKENS, Outcome, Residency, Turn
 from kvstore.cli.demo_text import QUESTIONS
 from kvstore.cli.output import Sheet, bytes_text, count_text, duration_text, plain, styled
 
-TURN_COLUMNS = (
-    "turn", "prompt tokens>", "from the store>", "found in", "without store>", "with store>",
-    "speed-up>", "ideal>", "identical",
-)  # fmt: skip
-RESIDENCY_COLUMNS = ("when", "blocks>", "in host memory>", "on SSD>", "size>", "class", "expires in")
+RESIDENCY_COLUMNS = ("when", "blocks>", "in host>", "on ssd>", "size>", "class", "expires in")
+ANSWER_CHARACTERS_MAX = 72
 
 
 def sheet(outcome: Outcome, *, dtype: str) -> Sheet:
     """Return the whole report as it is printed."""
     page = Sheet()
     page.line("")
-    rows = [_turn_cells(number, turn) for number, turn in enumerate(outcome.turns, 1)]
-    page.table("Time to the first token", TURN_COLUMNS, rows)
-    page.line("with store: match + fetch + injection + computing the rest, measured in the worker.")
-    page.line(
-        "ideal: FLOPs of the whole prompt / FLOPs of the rest, which still attends to the whole prefix."
-    )
+    columns = [
+        f"turn {number}\n{turn.act.name.replace(', ', chr(10))}>"
+        for number, turn in enumerate(outcome.turns, 1)
+    ]
+    page.table("One conversation, three turns", ("", *columns), _turn_rows(outcome.turns))
+    page.line("first token with store: match, fetch, injection and computing the rest")
+    page.line("ideal: FLOPs of the prompt / FLOPs of the rest, which still attends to all of it")
     page.line("")
     page.table("Where the conversation lies", RESIDENCY_COLUMNS, map(_residency_cells, outcome.residencies))
-    page.line("What was said, by both")
+    page.line(Text("What was said, with and without the store", style="bold"))
     for question, turn in zip(QUESTIONS, outcome.turns, strict=False):
-        page.line(f"   {question}  >  {' '.join(turn.stored['text'].split())} ...")
+        answer = " ".join(turn.stored["text"].split())
+        page.line(f"  {question}\n    {textwrap.shorten(answer, ANSWER_CHARACTERS_MAX, placeholder=' ...')}")
     page.line("")
     for line in _remarks(outcome, dtype=dtype):
         page.line(line)
@@ -41,21 +44,31 @@ def sheet(outcome: Outcome, *, dtype: str) -> Sheet:
     return page
 
 
-def _turn_cells(number: int, turn: Turn) -> tuple[str, ...]:
-    stored = turn.stored
-    found = " + ".join(f"{tier} {blocks} blocks" for tier, blocks in stored["tiers"].items())
-    faster = turn.speed_up >= 1.5
-    return (
-        f"{number}  {plain(turn.act.name)}",
-        count_text(stored["prompt_tokens"]),
-        f"{count_text(stored['hit_tokens'])}  {100 * turn.hit_share:5.1f} %",
-        plain(found or (stored["reason"] or "-")),
-        f"{turn.plain['first_token_seconds']:.2f} s",
-        f"{stored['first_token_seconds']:.2f} s",
-        styled(f"{turn.speed_up:.1f}x", "bold green") if faster else f"{turn.speed_up:.1f}x",
-        f"{turn.ideal_speed_up:.1f}x",
-        styled("yes", "green") if turn.is_identical else styled("NO", "bold red"),
-    )
+def _turn_rows(turns: Sequence[Turn]) -> list[tuple[str, ...]]:
+    """Return one line per quantity, one column per turn: that fits on a narrow screen."""
+    return [
+        ("prompt tokens", *(count_text(turn.stored["prompt_tokens"]) for turn in turns)),
+        ("  of these from the store", *(count_text(turn.stored["hit_tokens"]) for turn in turns)),
+        ("  hit", *(f"{100 * turn.hit_share:.1f} %" for turn in turns)),
+        ("  blocks found in", *(plain(_tiers_text(turn)) for turn in turns)),
+        ("first token without store", *(f"{turn.plain['first_token_seconds']:.2f} s" for turn in turns)),
+        ("first token with store", *(f"{turn.stored['first_token_seconds']:.2f} s" for turn in turns)),
+        ("speed-up", *(_speed_up_text(turn) for turn in turns)),
+        ("  its arithmetic ideal", *(f"{turn.ideal_speed_up:.1f}x" for turn in turns)),
+        ("identical answer", *(_yes_or_no(turn.is_identical) for turn in turns)),
+    ]
+
+
+def _tiers_text(turn: Turn) -> str:
+    return " + ".join(f"{tier}: {blocks}" for tier, blocks in turn.stored["tiers"].items()) or "-"
+
+
+def _speed_up_text(turn: Turn) -> str:
+    return styled(f"{turn.speed_up:.1f}x", "bold green" if turn.stored["hit_tokens"] else "dim")
+
+
+def _yes_or_no(value: bool) -> str:
+    return styled("yes", "green") if value else styled("NO", "bold red")
 
 
 def _residency_cells(at: Residency) -> tuple[str, ...]:
@@ -66,7 +79,7 @@ def _residency_cells(at: Residency) -> tuple[str, ...]:
         count_text(at.ssd_blocks),
         bytes_text(at.bytes),
         plain(at.retention_class),
-        duration_text(at.expires_in_seconds) if at.blocks else "-",
+        duration_text(round(at.expires_in_seconds / 60) * 60.0) if at.blocks else "-",
     )
 
 

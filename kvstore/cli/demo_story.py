@@ -34,8 +34,8 @@ class Act:
 
 
 ACTS = (
-    Act("cold: nothing is stored yet", ""),
-    Act("a fresh process takes over", "host"),
+    Act("empty store", ""),
+    Act("a fresh process", "host"),
     Act("daemon restarted, a fresh process", "ssd"),
 )
 

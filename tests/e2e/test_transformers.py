@@ -150,7 +150,7 @@ def test_a_hung_daemon_fails_none(model: Any, daemon: ChildDaemon, client: Clien
     cache.prefill(prompt)
     os.kill(daemon.pid, signal.SIGSTOP)
     try:
-        hung = cache.generate(prompt, max_new_tokens=NEW, save_answer=False)
+        hung = cache.generate(prompt, max_new_tokens=NEW)
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
     assert list(hung.ids) == plain(model, prompt)

@@ -88,7 +88,7 @@ class DictNamespace:
         self.store.called("release")
         self.store.released.append((used, outcome))
 
-    def put(self, parent: BlockHash, keys: bytes, source: U8) -> Answer:
+    def put(self, parent: BlockHash, keys: bytes, source: U8, **_: Any) -> Answer:
         self.store.called("put")
         assert key_count(keys) == len(source)
         assert parent == self.root or parent in self.store.blocks

@@ -126,6 +126,17 @@ def test_a_library_loop_can_resume(model: Any) -> None:
     assert cache.save(answer[0], resumed.past, first_block=5).stored == 1
 
 
+def test_ids_come_as_lists_arrays_and_tensors(model: Any) -> None:
+    ids = tokens(40)
+    cache = cache_of(model, DictStore())
+    answers = [
+        cache.generate(given, max_new_tokens=3).ids for given in (ids, torch.tensor(ids), torch.tensor([ids]))
+    ]
+    assert answers[0] == answers[1] == answers[2]
+    with pytest.raises(InvalidArgument, match="one request at a time"):
+        cache.prefill(torch.tensor([ids, ids]))
+
+
 def test_a_stop_token_ends_the_answer(model: Any) -> None:
     ids = tokens(40)
     answer = plain(model, ids, 8)
@@ -143,6 +154,7 @@ def test_a_failing_store_never_fails_a_request(model: Any, verb: str, error: Exc
     assert result.ids == plain(model, ids, 6)
     if verb == "put":
         assert result.prompt_saved.reason is MissReason.TIER_DOWN
+        assert store.calls.count("put") == 2  # the first request's and one that failed
     else:
         assert (result.hit_tokens, result.prefill.reason) == (0, MissReason.TIER_DOWN)
 
@@ -174,7 +186,8 @@ def test_a_long_prompt_is_saved_in_portions(model: Any, monkeypatch: pytest.Monk
 
 def test_a_full_store_keeps_the_head_and_says_why(model: Any) -> None:
     store, ids = DictStore(put_blocks_max=3), tokens(170)
-    cold = cache_of(model, store).generate(ids, max_new_tokens=4, save_answer=False)
+    cold = cache_of(model, store).generate(ids, max_new_tokens=30)
+    assert cold.answer_saved.blocks == 0  # not tried again
     assert (cold.prompt_saved.present, cold.prompt_saved.reason) == (3, MissReason.THROTTLED)
     warm = cache_of(model, store).generate(ids, max_new_tokens=4)
     assert (warm.hit_tokens, warm.prefill.reason) == (48, MissReason.NEVER_STORED)
