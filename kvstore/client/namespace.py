@@ -121,7 +121,7 @@ class OpenNamespace:
         return reading.fetch(self, match, into, blocks=blocks, deadline=deadline, verify=verify)
 
     def release(self, match: Match, *, used: int, outcome: ReleaseOutcome = ReleaseOutcome.USED) -> None:
-        """Give a lease back; one-way, and harmless when repeated."""
+        """Give a lease back; one-way (it may ride on the next match), and harmless when repeated."""
         reading.release(self, match, Release(match.lease, used, outcome))
 
     def get(

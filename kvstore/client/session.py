@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from queue import SimpleQueue
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
 
 import grpc
 
@@ -18,6 +18,9 @@ from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.rpc.wire import error_from_call, error_from_wire
 
 _log = logging.getLogger(__name__)
+RIDE_SECONDS = 0.003
+"""How long a release waits for a match that it can ride on: a message of its own wakes both ends."""
+RIDERS_MAX = 64
 
 Outcome = pb.SessionReply | KVStoreError
 """What becomes of a request: its reply, the daemon's error, or the session's end."""
@@ -53,7 +56,7 @@ class Session:
         self._waiting: dict[int, OnReply | None] = {}
         self._listening: dict[int, OnProgress] = {}
         self._end: KVStoreError | None = None
-        self._call = stub.Session(iter(self._outgoing.get, None), metadata=metadata or None)
+        self._call = stub.Session(self._requests(), metadata=metadata or None)
         self._reader = threading.Thread(target=self._read, name="kvstore-session", daemon=True)
         self._reader.start()
 
@@ -120,6 +123,30 @@ class Session:
         """End the stream; everybody who waits hears of it."""
         self._finish(TierUnavailable("session: closed by this client"))
         self._call.cancel()
+
+    def _requests(self) -> Iterator[pb.SessionRequest]:
+        """Yield what goes out, on gRPC's own thread. A release waits a moment for a match to ride on."""
+        held: list[pb.SessionRequest] = []
+        while True:
+            try:
+                request = self._outgoing.get(timeout=RIDE_SECONDS if held else None)
+            except Empty:
+                request = None
+            else:
+                if request is None:
+                    yield from held
+                    return
+                if request.WhichOneof("verb") == "release" and len(held) < RIDERS_MAX:
+                    held.append(request)
+                    continue
+                if request.WhichOneof("verb") == "match":
+                    request.match.release.extend(rider.release for rider in held)
+                    held.clear()
+            # In the order they were said: nothing overtakes a release.
+            yield from held
+            held.clear()
+            if request is not None:
+                yield request
 
     def _read(self) -> None:
         error: KVStoreError = TierUnavailable("session: the daemon ended it")
