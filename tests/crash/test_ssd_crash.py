@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
-import tempfile
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -26,17 +23,6 @@ from tests.support.ssd import open_ssd
 WAIT_SECONDS = 30.0
 SEGMENT_BYTES = 160 << 10
 """Small, so that the script fills and seals a few."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that meets the crash ends with it, and need not say so."""
-
-    def hook(args: threading.ExceptHookArgs) -> None:
-        if not isinstance(args.exc_value, Crashed):
-            threading.__excepthook__(args)
-
-    monkeypatch.setattr(threading, "excepthook", hook)
 
 
 @dataclass(slots=True)
@@ -183,14 +169,6 @@ def check_restart(directory: Path, history: History, left: CrashFileSystem) -> N
     history.submitted[late.keys] = late
     check(history, again, found)
     again.close(deadline_seconds=WAIT_SECONDS)
-
-
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    """Lend a directory for LMDB's files, in memory where possible: LMDB syncs a lot."""
-    fast = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=fast if os.access(fast, os.W_OK) else None) as name:
-        yield Path(name)
 
 
 def prepare_index(directory: Path, fate: str) -> None:

@@ -68,6 +68,10 @@ class CrashFileSystem:
         """Whether the plug has been pulled."""
         return self._is_down
 
+    def crash(self) -> None:
+        """Pull the plug now."""
+        self._is_down = True
+
     def crash_at(self, call: int) -> None:
         """Pull the plug before the call with this number, counted from 1."""
 

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 ERRORS_MAX = 3
 WINDOW_SECONDS = 60.0
+LOG_SECONDS = 10.0
+"""Errors of one operation are counted each, and logged once in this time."""
 ERRORS_METRIC = "kvstore_ssd_errors_total"
 
 
@@ -34,9 +36,10 @@ class Health:
         self._last_error = ""
         self._failed: set[str] = set()
         self._notes: dict[str, str] = {}
+        self._silent_until: dict[str, float] = {}
 
     def write_failed(self, operation: str, error: OSError) -> None:
-        """Count a failed write or sync."""
+        """Count a failed write or sync; too many of them end the writing for a while."""
         self.count(operation, error)
         now = self._clock.monotonic()
         with self._lock:
@@ -47,8 +50,13 @@ class Health:
                 log.error("ssd turned read-only errors=%d last=%s", ERRORS_MAX, self._last_error)
 
     def count(self, operation: str, error: Exception) -> None:
-        """Count and log an error that does not stop the writing."""
+        """Count an error, and log it unless one like it was logged a moment ago."""
         self._events.add(ERRORS_METRIC, operation=operation)
+        now = self._clock.monotonic()
+        with self._lock:
+            if now < self._silent_until.get(operation, 0.0):
+                return
+            self._silent_until[operation] = now + LOG_SECONDS
         log.warning("ssd error operation=%s error=%s", operation, error)
 
     def note(self, topic: str, text: str) -> None:

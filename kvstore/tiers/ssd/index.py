@@ -221,6 +221,11 @@ class Index:
         with self._env.begin() as txn:
             return [_unpack_row(offset, value) for offset, value in _range(txn, self._frames, segment)]
 
+    def has_row(self, segment: int, offset: int) -> bool:
+        """Say whether a frame has a row."""
+        with self._env.begin() as txn:
+            return txn.get(_KEY.pack(segment, offset), db=self._frames) is not None
+
     def touches(self, segment: int) -> dict[int, tuple[float, str]]:
         """Return the latest touch by frame offset."""
         found = {}

@@ -10,8 +10,9 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from enum import Enum
 from itertools import islice
 
 import lmdb
@@ -21,8 +22,9 @@ from kvstore.tiers.base import FrameLocation, TouchNote
 from kvstore.tiers.fs import FileSystem, aligned_buffer, read_up_to, write_all
 from kvstore.tiers.ssd.directory import STALE_NAME, DataDirectory, write_durable
 from kvstore.tiers.ssd.format import (
-    FRAME_MAGIC,
+    SEAL_MAGIC,
     TOMBSTONE_BYTES,
+    TOMBSTONE_MAGIC,
     FormatError,
     decode_prefix,
     encode_tombstone,
@@ -59,6 +61,7 @@ class IndexKeeper:
         self._commands: list[_Command] = []
         self._is_closing = False
         self._has_ended = False
+        self._unsaved_gone: set[tuple[int, int]] = set()
         self._page = aligned_buffer(PAGE_BYTES)
 
     def grow(self, growth: Growth) -> None:
@@ -123,7 +126,7 @@ class IndexKeeper:
             self._wake.wait_for(lambda: self._commands or self._is_closing, timeout=COMMIT_SECONDS)
             is_last = self._is_closing
             commands, self._commands = self._commands, []
-            change = Change(self._growths, self._touches)
+            change = Change(self._growths, self._touches, sorted(self._unsaved_gone))
             self._growths, self._touches = [], {}
         finishers: list[tuple[Callable[[], int], Future[int]]] = []
         try:
@@ -132,9 +135,12 @@ class IndexKeeper:
             self._remove_emptied(change)
             committed = self._commit(change)
             results = [finish() for finish, _ in finishers]
-            if not committed and change.frames_gone:
+            if committed:
+                self._unsaved_gone.clear()
+            elif not self._unsaved_gone.issuperset(change.frames_gone):
                 # Only now: making holes may have made the room that this needs on a full disk.
                 self._distrust_index()
+                self._unsaved_gone.update(change.frames_gone)
         except BaseException:
             for _, future in commands:
                 future.set_result(0)
@@ -173,43 +179,76 @@ class IndexKeeper:
             self._health.count("index", error)
 
     def _bury(self, frames: Sequence[FrameLocation], change: Change) -> Callable[[], int]:
-        by_segment: defaultdict[int, list[FrameLocation]] = defaultdict(list)
+        by_segment: defaultdict[int, dict[FrameLocation, None]] = defaultdict(dict)
         for frame in frames:
-            by_segment[frame.segment].append(frame)
-        buried: dict[int, list[FrameLocation]] = {}
+            by_segment[frame.segment][frame] = None
+        open_graves: list[tuple[int, list[FrameLocation], bool]] = []
         for number, some in by_segment.items():
             state = self._table.get(number)
-            if state is None:
-                continue
-            try:
-                buried[number] = self._entomb(state, some)
-            except OSError as error:
-                self._health.count("delete", error)
-        change.frames_gone += [(frame.segment, frame.offset) for some in buried.values() for frame in some]
-        return lambda: sum(self._give_back(number, some) for number, some in buried.items())
+            if state is not None:
+                done, is_durable = self._entomb(state, some, change)
+                change.frames_gone += [(number, frame.offset) for frame in done]
+                open_graves.append((number, done, is_durable))
+        return lambda: sum(self._give_back(*grave) for grave in open_graves)
 
-    def _entomb(self, state: SegmentState, frames: Sequence[FrameLocation]) -> list[FrameLocation]:
-        """Turn the frames' headers into tombstones, durably; returns those that were living frames."""
+    def _entomb(
+        self, state: SegmentState, frames: Iterable[FrameLocation], change: Change
+    ) -> tuple[list[FrameLocation], bool]:
+        """Turn headers into tombstones; returns the frames that died by it, and whether that is durable."""
         done: list[FrameLocation] = []
+        gone = self._unsaved_gone.union(change.frames_gone)
         path = self._directory.segment_path(state.header.number)
-        handle = self._fs.open(path, flags=os.O_RDWR | self._table.direct_flag)
+        try:
+            handle = self._fs.open(path, flags=os.O_RDWR | self._table.direct_flag)
+        except OSError as error:
+            self._health.count("delete", error)
+            return [], False
         try:
             for frame in frames:
-                if entomb(self._fs, handle, self._page, segment_id=state.header.identity, offset=frame.offset,
-                          deleted_at=self._clock.wall()):  # fmt: skip
+                grave = self._dig(handle, state, frame)
+                was_living = (frame.segment, frame.offset) not in gone and self._has_row(frame)
+                if grave is Grave.NEW or (grave is Grave.OLD and was_living):
                     done.append(frame)
             self._fs.fdatasync(handle)
+        except OSError as error:
+            # The frames are dead in this process all the same; their bytes stay until their segment dies.
+            self._health.count("delete", error)
+            return done, False
         finally:
             self._fs.close(handle)
-        return done
+        return done, True
 
-    def _give_back(self, number: int, frames: Sequence[FrameLocation]) -> int:
+    def _dig(self, handle: int, state: SegmentState, frame: FrameLocation) -> Grave:
+        try:
+            return entomb(
+                self._fs,
+                handle,
+                self._page,
+                segment_id=state.header.identity,
+                offset=frame.offset,
+                deleted_at=self._clock.wall(),
+            )
+        except OSError as error:
+            self._health.count("delete", error)
+            return Grave.NONE
+
+    def _has_row(self, frame: FrameLocation) -> bool:
+        """Say whether the index still takes a frame for living, whatever its header says."""
+        try:
+            return self._index.has_row(frame.segment, frame.offset)
+        except lmdb.Error as error:
+            self._health.count("index", error)
+            return False
+
+    def _give_back(self, number: int, frames: Sequence[FrameLocation], is_durable: bool) -> int:
         before = self._table.get(number)
         if before is None or not frames:
             return 0
         allocated = before.allocated_bytes
         if self._table.bury(number, frames=len(frames)):
             return self._unlink_file(number)
+        if not is_durable:
+            return 0
         try:
             handle = self._fs.open(self._directory.segment_path(number), flags=os.O_RDWR)
             try:
@@ -265,23 +304,33 @@ class IndexKeeper:
             self._health.count("unlink", error)
 
 
+class Grave(Enum):
+    """What `entomb` found: a frame that is a tombstone NEW-ly, one of OLD, or NONE of both."""
+
+    NEW = "new"
+    OLD = "old"
+    NONE = "none"
+
+
 def entomb(
     fs: FileSystem, handle: int, page: memoryview, *, segment_id: bytes, offset: int, deleted_at: float
-) -> bool:
-    """Replace the first sector of a frame's header by a tombstone; says whether a frame was there.
+) -> Grave:
+    """Replace the first sector of a frame's header by a tombstone; not synced yet.
 
-    Not synced yet. The rest of the page is written back as it was: whatever sectors a torn write leaves, they
-    are either the old frame or a valid tombstone.
+    The rest of the page is written back as it was: whatever sectors a torn write leaves, they are either the
+    old frame or a valid tombstone.
     Errors: OSError.
     """
     if read_up_to(fs, handle, [page], offset=offset) < PAGE_BYTES:
-        return False
+        return Grave.NONE
     try:
         prefix = decode_prefix(page)
     except FormatError:
-        return False
-    if prefix.magic != FRAME_MAGIC or prefix.segment_id != segment_id:
-        return False
+        return Grave.NONE
+    if prefix.segment_id != segment_id or prefix.magic == SEAL_MAGIC:
+        return Grave.NONE
+    if prefix.magic == TOMBSTONE_MAGIC:
+        return Grave.OLD
     page[:TOMBSTONE_BYTES] = encode_tombstone(prefix, deleted_at=deleted_at)
     write_all(fs, handle, [page], offset=offset)
-    return True
+    return Grave.NEW

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from kvstore.clock import ManualClock
 from kvstore.testing.frames import payloads_of, read_of, two_part_namespace
 from kvstore.testing.tier_suite import assert_reads_back, registered, written
 from kvstore.tiers.base import PartImage
@@ -93,6 +94,43 @@ def test_segments_are_sealed_when_full_and_too_large_a_frame_gets_its_own(tmp_pa
     for built, place in zip(frames, places, strict=True):
         assert_reads_back(tier, built, place)
     tier.close(deadline_seconds=WAIT_SECONDS)
+
+
+def test_a_segment_that_nobody_appends_to_is_sealed(tmp_path: Path) -> None:
+    clock = ManualClock()
+    tier = recovered_ssd(tmp_path, clock=clock)
+    builder = registered(tier)
+    written(tier, [builder.frame(1, bucket="idle")])
+    clock.advance(601.0)
+    for _ in range(2):
+        # Idle segments are sealed behind a batch, so the second one finds it done.
+        written(tier, [builder.frame(1, bucket="busy")])
+    assert [(info.bucket, info.sealed) for info in tier.segments()] == [("idle", True), ("busy", False)]
+    tier.close(deadline_seconds=WAIT_SECONDS)
+
+
+def test_writing_goes_on_in_a_new_segment_when_the_open_one_is_unlinked(tmp_path: Path) -> None:
+    tier = recovered_ssd(tmp_path)
+    builder = registered(tier)
+    (first,) = written(tier, [builder.frame(1)])
+    tier.unlink([first.segment, 12345]).result(WAIT_SECONDS)
+    built = builder.frame(2)
+    (second,) = written(tier, [built])
+    assert second.segment != first.segment
+    assert_reads_back(tier, built, second)
+    tier.close(deadline_seconds=WAIT_SECONDS)
+    again = open_ssd(tmp_path)
+    assert [frame.location for frame in again.recover()] == [second]
+    again.close(deadline_seconds=WAIT_SECONDS)
+
+
+def test_an_open_segment_emptied_by_deletions_is_removed_once_it_is_sealed(tmp_path: Path) -> None:
+    tier = recovered_ssd(tmp_path)
+    places = written(tier, [registered(tier).frame(2)])
+    tier.delete(places).result(WAIT_SECONDS)
+    assert len(tier.segments()) == 1
+    tier.close(deadline_seconds=WAIT_SECONDS)
+    assert list((tmp_path / "segments").iterdir()) == []
 
 
 def test_open_segments_are_limited(tmp_path: Path) -> None:

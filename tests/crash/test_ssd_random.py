@@ -1,0 +1,147 @@
+"""Random histories over a file system with faults and crashes: the tier against what it promised."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kvstore.testing.frames import BuiltFrame, FrameBuilder
+from kvstore.testing.tier_suite import assert_reads_back
+from kvstore.tiers.base import FrameLocation, TouchNote
+from kvstore.tiers.ssd import SsdTier
+from tests.crash.test_ssd_crash import WAIT_SECONDS, abandon, small_ssd
+from tests.support.crash_fs import CrashFileSystem
+
+STEPS = 60
+
+
+@dataclass(slots=True)
+class Oracle:
+    """What must be there, what may be there, and what was ever submitted."""
+
+    submitted: dict[bytes, BuiltFrame] = field(default_factory=dict)
+    promised: dict[bytes, FrameLocation] = field(default_factory=dict)
+    gone: set[bytes] = field(default_factory=set)
+
+
+class RandomRun:
+    """One history from one seed."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.directory = directory
+        self.random = random.Random(seed)
+        self.fs = CrashFileSystem(seed=seed)
+        self.builder = FrameBuilder(seed=seed)
+        self.oracle = Oracle()
+        self.boots = 0
+        self.is_faulty = False
+        self.tier = self.boot()
+
+    def run(self) -> None:
+        """Take random steps; whatever happens, no promise is broken."""
+        steps = {self.write: 10, self.delete: 3, self.unlink: 1, self.touch: 2, self.reopen: 1, self.crash: 1}
+        for _ in range(STEPS):
+            (step,) = self.random.choices(list(steps), list(steps.values()))
+            self.arm()
+            step()
+            self.disarm()
+            self.read_some()
+        self.reopen()
+        self.tier.close(deadline_seconds=WAIT_SECONDS)
+
+    def arm(self) -> None:
+        """Let a share of the steps meet one failing call, whichever comes then."""
+        self.is_faulty = self.random.random() < 0.2
+        if not self.is_faulty:
+            return
+        fails_at = self.fs.calls + self.random.randint(1, 12)
+        harmless = {"listdir", "stat", "open", "mkdir", "rename"}
+
+        def before(name: str) -> None:
+            if self.fs.calls == fails_at and name not in harmless:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        self.fs.before = before
+
+    def disarm(self) -> None:
+        self.fs.before = lambda name: None
+
+    def boot(self) -> SsdTier:
+        """Start, and compare what is found with what was promised."""
+        self.boots += 1
+        tier = small_ssd(self.directory, self.fs, seed=self.boots)
+        found = {frame.header.keys: frame for frame in tier.recover()}
+        assert set(self.oracle.promised) <= set(found), "an acknowledged frame is lost"
+        assert not self.oracle.gone & set(found), "a deleted frame came back"
+        for keys, frame in found.items():
+            assert frame.header == self.oracle.submitted[keys].write.header
+            assert_reads_back(tier, self.oracle.submitted[keys], frame.location)
+            self.oracle.promised[keys] = frame.location
+        assert tier.usage().used_bytes == sum(info.bytes for info in tier.segments())
+        tier.register(self.builder.namespace)
+        return tier
+
+    def write(self) -> None:
+        frames = [
+            self.builder.frame(self.random.randint(1, 6), bucket=self.random.choice("abc"))
+            for _ in range(self.random.randint(1, 4))
+        ]
+        self.oracle.submitted |= {built.keys: built for built in frames}
+        futures = self.tier.write([built.write for built in frames])
+        places = [future.result(WAIT_SECONDS).location for future in futures]
+        kept = [place for place in places if place is not None]
+        assert places[: len(kept)] == kept
+        assert self.is_faulty or self.tier.healthy().detail or len(kept) == len(places)
+        self.oracle.promised |= {built.keys: place for built, place in zip(frames, kept, strict=False)}
+
+    def _forget(self, chosen: list[bytes]) -> None:
+        for keys in chosen:
+            del self.oracle.promised[keys]
+            if not self.is_faulty:
+                self.oracle.gone.add(keys)
+
+    def delete(self) -> None:
+        chosen = self.random.sample(sorted(self.oracle.promised), k=min(3, len(self.oracle.promised)))
+        self.tier.delete([self.oracle.promised[keys] for keys in chosen]).result(WAIT_SECONDS)
+        self._forget(chosen)
+
+    def unlink(self) -> None:
+        infos = self.tier.segments()
+        if not infos:
+            return
+        segment = self.random.choice(infos).segment
+        self.tier.unlink([segment]).result(WAIT_SECONDS)
+        self._forget([keys for keys, place in self.oracle.promised.items() if place.segment == segment])
+
+    def touch(self) -> None:
+        self.tier.annotate([TouchNote(place, "chat", 1.0) for place in self.oracle.promised.values()])
+        self.tier.sync_index().result(WAIT_SECONDS)
+
+    def reopen(self) -> None:
+        self.tier.close(deadline_seconds=WAIT_SECONDS)
+        self.disarm()
+        self.tier = self.boot()
+
+    def crash(self) -> None:
+        self.fs.crash()
+        abandon(self.tier)
+        self.fs = self.fs.reboot()
+        self.tier = self.boot()
+
+    def read_some(self) -> None:
+        for keys in self.random.sample(sorted(self.oracle.promised), k=min(2, len(self.oracle.promised))):
+            assert_reads_back(self.tier, self.oracle.submitted[keys], self.oracle.promised[keys])
+
+
+SEEDS = int(os.environ.get("KVSTORE_RANDOM_SEEDS", "20"))
+"""More of them search longer."""
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_promise_is_broken(scratch: Path, seed: int) -> None:
+    RandomRun(scratch, seed).run()
