@@ -27,6 +27,9 @@ from kvstore.cli.output import (
 )
 from kvstore.errors import InvalidArgument, KVStoreError
 
+BUSY_SHARE = 0.5
+"""A load average above this share of the processors is worth a warning."""
+
 NamesArgument = Annotated[
     list[str] | None,
     typer.Argument(
@@ -146,6 +149,9 @@ def _deliver(document: dict[str, Any], rows: Sequence[Row], json_file: Path | No
 def _sheet(machine: dict[str, Any], rows: Sequence[Row]) -> Sheet:
     page = Sheet()
     page.line(_machine_line(machine))
+    if machine["load_average"] > BUSY_SHARE * machine["cpus"]:
+        text = "something else computes on this machine: the ratios say less than they seem to"
+        page.markup(styled(text, "yellow"))
     page.table("Rows", ("row", "value>", "bar>", "", "what was measured"), [_cells(row) for row in rows])
     missed = sum(row.reaches_bar is False for row in rows)
     unmeasured = sum(row.value is None for row in rows)
