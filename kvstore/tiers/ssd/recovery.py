@@ -115,7 +115,7 @@ class Recovery:
         self._commit()
         self._trust_index()
         self._seconds = self._clock.monotonic() - started
-        log.info("recovered %s", self.report())
+        log.debug("recovered %s", self.report())
 
     def report(self) -> RecoveryReport:
         """Return what was found."""
