@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -116,6 +117,9 @@ def prepare(fs: FileSystem, directory: DataDirectory) -> None:
         fs.fsync_directory(directory.root)
     except OSError as error:
         raise TierUnavailable(f"data directory {directory.root} cannot be written: {error}") from error
+    # The root's own name lies in a directory that may be somebody else's.
+    with suppress(OSError):
+        fs.fsync_directory(directory.root.parent)
 
 
 def read_store_id(fs: FileSystem, directory: DataDirectory) -> bytes | None:
