@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn, TypeVar, cast
 
 import grpc.aio
 
@@ -147,7 +148,9 @@ class DataServicer(data_pb2_grpc.DataServicer):
 
     async def Put(self, request_iterator: AsyncIterator[pb.PutRequest], context: Context) -> pb.PutReply:
         """Take a framed put."""
-        return await self._framed_call(self._framed.put(aiter(request_iterator)), context)
+        # Closed here, or its end would fall to the garbage collector when a put ends before its stream.
+        async with aclosing(cast(AsyncGenerator[pb.PutRequest, None], aiter(request_iterator))) as requests:
+            return await self._framed_call(self._framed.put(requests), context)
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
         """Send a framed fetch."""

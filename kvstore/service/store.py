@@ -74,6 +74,7 @@ class Store:
                 classes=settings.retention_classes(),
                 limits=_limits(settings.ssd, capacity),
                 client_alive=locks.is_held,
+                new_number=lambda: secrets.randbits(63) | 1,
             )
             return Store(
                 ladder=ladder,

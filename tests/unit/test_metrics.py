@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 
 import pytest
@@ -75,7 +76,8 @@ def test_names_follow_one_grammar() -> None:
 
 
 def test_every_gauge_has_a_source() -> None:
-    ladder = Ladder(host=PrivateMemory(8), ssd=None, clock=ManualClock(), events=Events())
+    host, clock = PrivateMemory(8), ManualClock()
+    ladder = Ladder(host=host, ssd=None, clock=clock, events=Events(), new_number=itertools.count(1).__next__)
     mine = {"kvstore_sessions", "kvstore_serving", "kvstore_uptime_seconds"}
     assert mine | ladder.gauges().keys() == {m.name for m in METRICS if m.kind is Kind.GAUGE}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -82,6 +83,7 @@ class World:
             clock=ManualClock(),
             events=self.events,
             limits=Limits(load_bytes=4096),
+            new_number=itertools.count(1).__next__,
         )
         self.ladder.recover()
         self.gate = Gate(events=self.events, sessions_max=4, streams_max=4)

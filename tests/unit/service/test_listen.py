@@ -1,0 +1,127 @@
+"""The socket's name: leftovers, strangers, limits; and the token."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from pydantic import SecretStr
+
+from kvstore.errors import SettingsError, TierUnavailable
+from kvstore.events import Events
+from kvstore.service.listen import TokenCheck, prepare_socket, token_of
+from kvstore.settings import ServerSettings
+
+TOKEN = "correct-horse-battery"
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory with a short name: the path of a socket has a limit."""
+    with TemporaryDirectory(prefix="kvs-") as name:
+        yield Path(name)
+
+
+def settings(path: Path, **more: object) -> ServerSettings:
+    return ServerSettings.model_validate({"address": f"unix:{path}", **more})
+
+
+def test_the_directory_is_made_for_its_owner_alone(short: Path) -> None:
+    assert prepare_socket(settings(short / "run" / "a.sock")) == short / "run" / "a.sock"
+    assert (short / "run").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_socket_for_others_can_be_reached_by_them(short: Path) -> None:
+    prepare_socket(settings(short / "run" / "a.sock", socket_mode="0666"))
+    assert (short / "run").stat().st_mode & 0o777 == 0o755
+    prepare_socket(settings(short / "group" / "a.sock", socket_mode="0660"))
+    assert (short / "group").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_leftover_goes_and_a_living_one_stays(short: Path) -> None:
+    path = short / "a.sock"
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(path))
+        daemon.listen()
+        with pytest.raises(TierUnavailable, match="a daemon listens there already"):
+            prepare_socket(settings(path))
+        assert path.exists()
+    prepare_socket(settings(path))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("make", ["file", "directory", "link"])
+def test_what_is_no_socket_is_left_alone(make: str, short: Path) -> None:
+    path = short / "a.sock"
+    if make == "file":
+        path.touch()
+    elif make == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("/nowhere")
+    with pytest.raises(TierUnavailable, match="something else has this name"):
+        prepare_socket(settings(path))
+
+
+def test_a_long_path_is_named_with_the_limit(short: Path) -> None:
+    with pytest.raises(TierUnavailable, match="the system allows 107"):
+        prepare_socket(settings(short / ("x" * 100) / "a.sock"))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_somebody_else_is_not_trusted(short: Path) -> None:
+    (short / "run").mkdir()
+    os.chown(short / "run", 12345, 12345)
+    with pytest.raises(TierUnavailable, match="belongs to user 12345"):
+        prepare_socket(settings(short / "run" / "a.sock"))
+
+
+def test_an_unknown_group_is_named(short: Path) -> None:
+    with pytest.raises(TierUnavailable, match="no such group"):
+        prepare_socket(settings(short / "run" / "a.sock", socket_group="nobody-has-this"))
+
+
+def test_the_token_comes_from_its_file(short: Path) -> None:
+    file = short / "token"
+    file.write_text(f"{TOKEN}\n")
+    file.chmod(0o600)
+    assert token_of(settings(short / "s", token_file=file)) == TOKEN
+    assert token_of(settings(short / "s", token=SecretStr(TOKEN))) == TOKEN
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "words"),
+    [
+        (TOKEN, 0o640, "chmod 600"),
+        ("short", 0o600, "at least 16"),
+        (TOKEN + "\u00e9", 0o600, "ASCII"),
+        (None, 0o600, "No such file"),
+    ],
+)
+def test_a_token_that_is_none(text: str | None, mode: int, words: str, short: Path) -> None:
+    file = short / "token"
+    if text is not None:
+        file.write_text(text)
+        file.chmod(mode)
+    with pytest.raises(SettingsError, match=words) as caught:
+        token_of(settings(short / "s", token_file=file))
+    assert text is None or text not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "passes"),
+    [
+        ([("authorization", f"Bearer {TOKEN}")], True),
+        ([("other", "x"), ("authorization", f"Bearer {TOKEN}".encode())], True),
+        ([("authorization", f"bearer {TOKEN}")], False),
+        ([("authorization", TOKEN)], False),
+        ([("authorization", f"Bearer {TOKEN}\u00e9")], False),
+        ([], False),
+    ],
+)
+def test_who_passes(metadata: list[tuple[str, str | bytes]], passes: bool) -> None:
+    assert TokenCheck(TOKEN, Events())._has_token(metadata) is passes
