@@ -103,6 +103,8 @@ class IndexUnusable(Exception):
 class Index:
     """An open LMDB environment.
 
+    `segments` are the segment rows that were there when it was opened.
+
     Threads: one thread writes (LMDB allows no second), any thread reads.
     Errors: lmdb.Error from every verb, also for a full disk or a full map.
     """
@@ -115,26 +117,27 @@ class Index:
         if not create:
             _check_length(path / "data.mdb")
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._path, self._store = path, store
+        self.segments: dict[int, SegmentRow] = {}
         try:
-            self._env: Any = lmdb.open(
-                str(path), map_size=bytes_max, max_dbs=4, mode=0o640, max_readers=16, meminit=False
-            )
-            names = (b"meta", b"segments", b"frames", b"touches")
-            self._meta, self._segments, self._frames, self._touches = (
-                self._env.open_db(name) for name in names
-            )
+            self._env: Any = lmdb.open(str(path), map_size=bytes_max, max_dbs=4, mode=0o640, max_readers=16)
         except lmdb.Error as error:
             raise IndexUnusable(f"{path} cannot be opened: {error}") from error
-        self._path, self._store = path, store
         try:
-            self._check_store(create=create)
-        except BaseException:
+            self._open_tables(create=create)
+        except lmdb.Error as error:
+            self._env.close()
+            raise IndexUnusable(f"{path} cannot be read: {error}") from error
+        except IndexUnusable:
             self._env.close()
             raise
 
     @classmethod
     def rebuilt(cls, path: Path, *, store: bytes, bytes_max: int) -> Self:
-        """Put what is there aside, replacing an earlier one put aside, and create an empty index."""
+        """Put what is there aside, in the place of what was put aside before, and create an empty index.
+
+        Errors: IndexUnusable or OSError when it cannot be created.
+        """
         if path.exists():
             aside = _aside(path)
             shutil.rmtree(aside, ignore_errors=True)
@@ -145,18 +148,24 @@ class Index:
         """Remove what an earlier start put aside; this index is good."""
         shutil.rmtree(_aside(self._path), ignore_errors=True)
 
-    def _check_store(self, *, create: bool) -> None:
+    def _open_tables(self, *, create: bool) -> None:
+        names = (b"meta", b"segments", b"frames", b"touches")
+        self._meta, self._segments, self._frames, self._touches = (self._env.open_db(name) for name in names)
         if create:
             with self._env.begin(write=True) as txn:
                 txn.put(_META_KEY, _META.pack(INDEX_VERSION, self._store, 1), db=self._meta)
             return
         with self._env.begin() as txn:
             packed = txn.get(_META_KEY, db=self._meta)
-        if packed is None or len(packed) != _META.size:
-            raise IndexUnusable("the index says nothing of its store")
-        version, store, _ = _META.unpack(packed)
-        if version != INDEX_VERSION or store != self._store:
-            raise IndexUnusable(f"the index is of version {version} and store {store.hex()}")
+            if packed is None or len(packed) != _META.size:
+                raise IndexUnusable("the index says nothing of its store")
+            version, store, _ = _META.unpack(packed)
+            if version != INDEX_VERSION or store != self._store:
+                raise IndexUnusable(f"the index is of version {version} and store {store.hex()}")
+            for key, value in txn.cursor(db=self._segments):
+                row = _unpack_segment(value)
+                if row is not None:
+                    self.segments[int.from_bytes(key, "big")] = row
 
     def next_number(self) -> int:
         """Return the segment number that comes after all that were ever used, as far as the index knows."""
@@ -202,16 +211,6 @@ class Index:
             cursor = txn.cursor(db=db)
             while cursor.set_range(prefix) and cursor.key()[:8] == prefix:
                 cursor.delete()
-
-    def segments(self) -> dict[int, SegmentRow]:
-        """Return all intact segment rows by number."""
-        found = {}
-        with self._env.begin() as txn:
-            for key, value in txn.cursor(db=self._segments):
-                row = _unpack_segment(value)
-                if row is not None:
-                    found[int.from_bytes(key, "big")] = row
-        return found
 
     def rows(self, segment: int) -> list[FrameRow]:
         """Return the frame rows of a segment in write order.

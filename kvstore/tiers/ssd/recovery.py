@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import lmdb
 
 from kvstore.clock import Clock
+from kvstore.errors import TierUnavailable
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
 from kvstore.tiers.base import FrameHeader, FrameLocation, RecoveredFrame, RecoveryReport
@@ -92,7 +93,7 @@ class Recovery:
     def frames(self) -> Iterator[RecoveredFrame]:
         """Yield every durable frame once, in write order within a segment.
 
-        Errors: OSError when the directory cannot be listed.
+        Errors: OSError when the directory cannot be listed, TierUnavailable when no index can be created.
         """
         started = self._clock.monotonic()
         self._tally.unknown += unknown_names(self._fs, self._directory)
@@ -102,7 +103,7 @@ class Recovery:
             else:
                 self._namespaces[namespace.fingerprint] = namespace
         self.index = self._open_index()
-        rows = self.index.segments()
+        rows = dict(self.index.segments)
         self._table.skip_numbers(below=self.index.next_number())
         names = self._fs.listdir(self._directory.segments)
         numbers = sorted(number for number in map(segment_number, names) if number is not None)
@@ -133,7 +134,10 @@ class Recovery:
         )
 
     def _open_index(self) -> Index:
-        """Open the index, or rebuild one that cannot be trusted."""
+        """Open the index, or rebuild one that cannot be trusted.
+
+        Errors: TierUnavailable when none can be created.
+        """
         path = self._directory.index
         reason = self._distrust()
         if not reason:
@@ -147,7 +151,10 @@ class Recovery:
         self._tally.rebuilt = path.exists()
         if self._tally.rebuilt:
             log.warning("index is rebuilt from the segments reason=%s", reason)
-        return Index.rebuilt(path, store=self._store, bytes_max=self._index_bytes_max)
+        try:
+            return Index.rebuilt(path, store=self._store, bytes_max=self._index_bytes_max)
+        except (IndexUnusable, OSError) as error:
+            raise TierUnavailable(f"{path} cannot be created: {error}; is the disk full?") from error
 
     def _distrust(self) -> str:
         """Say why the index must not be read, and note that it is being read from now on.

@@ -44,6 +44,22 @@ def test_memory_that_is_not_aligned_is_written_and_read_all_the_same(tmp_path: P
     tier.close(deadline_seconds=WAIT_SECONDS)
 
 
+def test_more_slots_than_one_call_takes(tmp_path: Path) -> None:
+    tier = recovered_ssd(tmp_path, segment_bytes_max=64 * MIB)
+    built = registered(tier).frame(1300)
+    scattered = replace(built.write, parts=tuple(slot_by_slot(image) for image in built.write.parts))
+    place = tier.write([scattered])[0].result(WAIT_SECONDS).location
+    assert place is not None
+    assert_reads_back(tier, built, place)
+    tier.close(deadline_seconds=WAIT_SECONDS)
+
+
+def slot_by_slot(image: PartImage) -> PartImage:
+    stride = image.part.stride_bytes
+    views = (view[i : i + stride] for view in image.images for i in range(0, view.nbytes, stride))
+    return replace(image, images=tuple(views))
+
+
 def misaligned(image: PartImage) -> PartImage:
     moved = []
     for view in image.images:

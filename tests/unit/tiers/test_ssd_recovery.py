@@ -99,6 +99,16 @@ def test_a_damaged_index_is_put_aside_and_rebuilt(tmp_path: Path, damage: str) -
     again.close(deadline_seconds=WAIT_SECONDS)
 
 
+def test_noise_in_the_pages_of_the_index_costs_a_rebuild_at_most(tmp_path: Path) -> None:
+    _, places = stored(tmp_path, *range(1, 30))
+    data = tmp_path / "index" / "data.mdb"
+    for page in range(2, data.stat().st_size // PAGE_BYTES):
+        overwrite(data, page * PAGE_BYTES, bytes(16))
+    tier, found = reopened(tmp_path)
+    assert [frame.location for frame in found] == places
+    tier.close(deadline_seconds=WAIT_SECONDS)
+
+
 @pytest.mark.parametrize(("deaths", "rebuilt"), [(1, False), (2, True)])
 def test_an_index_that_ends_starts_is_rebuilt(tmp_path: Path, deaths: int, rebuilt: bool) -> None:
     _, places = stored(tmp_path, 3, 1)
@@ -381,6 +391,18 @@ def test_segments_of_two_stores_and_no_store_file_stop_the_start(tmp_path: Path)
     (tmp_path / "a" / "STORE").unlink()
     with pytest.raises(TierUnavailable, match="several stores"):
         open_ssd(tmp_path / "a")
+
+
+def test_an_index_that_cannot_be_created_stops_the_start(tmp_path: Path) -> None:
+    stored(tmp_path, 1)
+    shutil.rmtree(tmp_path / "index")
+    tier = open_ssd(tmp_path, index_bytes_max=PAGE_BYTES)
+    with pytest.raises(TierUnavailable, match="disk full"):
+        list(tier.recover())
+    tier.close(deadline_seconds=WAIT_SECONDS)
+    again, found = reopened(tmp_path)
+    assert len(found) == 1
+    again.close(deadline_seconds=WAIT_SECONDS)
 
 
 def test_a_directory_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
