@@ -331,21 +331,24 @@ def test_tcp_needs_the_token_and_never_offers_the_mapping(home: Home) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-def test_tcp_with_tls(home: Home) -> None:
+def test_tcp_with_certificates_of_both_ends(home: Home) -> None:
     cert, key, token = home.root / "cert.pem", home.root / "key.pem", home.root / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
     certificate = f"-x509 -newkey rsa:2048 -nodes -days 1 -out {cert} -keyout {key} -subj /CN=localhost"
     command = f"openssl req {certificate} -addext subjectAltName=DNS:localhost"
     subprocess.run(command.split(), check=True, capture_output=True)
-    settings = {"token_file": token, "tls_cert": cert, "tls_key": key}
+    settings = {"token_file": token, "tls_cert": cert, "tls_key": key, "tls_client_ca": cert}
     flags = [part for name, path in settings.items() for part in ("--set", f"server.{name}={path}")]
     with Served(home, "--tcp", "localhost:0", *flags) as daemon:
-        credentials = grpc.ssl_channel_credentials(cert.read_bytes())
-        with Wire(daemon.fact("tcp"), metadata=bearer(TOKEN), credentials=credentials) as remote:
+        known = grpc.ssl_channel_credentials(cert.read_bytes(), key.read_bytes(), cert.read_bytes())
+        unknown = grpc.ssl_channel_credentials(cert.read_bytes())
+        with Wire(daemon.fact("tcp"), metadata=bearer(TOKEN), credentials=known) as remote:
             assert remote.hello(want_mapping=True).arena_path == ""
-        with Wire(daemon.fact("tcp"), metadata=bearer(TOKEN)) as plain, pytest.raises(grpc.RpcError):
-            plain.hello()
+        for credentials in (unknown, None):
+            with Wire(daemon.fact("tcp"), metadata=bearer(TOKEN), credentials=credentials) as stranger:
+                with pytest.raises(grpc.RpcError):
+                    stranger.hello()
 
 
 def test_a_taken_metrics_port_moves_when_nobody_chose_it(home: Home) -> None:
