@@ -61,6 +61,7 @@ class Daemon:
 
     async def _main(self) -> int:
         signals = Signals()
+        self._say(f"kvstore {__version__}, pid {os.getpid()}")
         store = await asyncio.to_thread(Store.open, self._settings, clock=self._clock, events=self._events)
         serving = Serving(store, self._settings, gate=self._gate, about=self._about)
         try:

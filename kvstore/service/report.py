@@ -25,8 +25,7 @@ class Report:
     notes: tuple[str, ...] = field(default=())
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the start screen, `ready` last."""
-        yield f"kvstore {self.version}, pid {self.pid}, boot {self.boot_id:016x}"
+        """Yield the lines of the start screen behind the first, `ready` last."""
         yield f"  socket     {self.address}"
         if self.tcp_address:
             yield f"  tcp        {self.tcp_address}"
@@ -35,6 +34,7 @@ class Report:
         if self.recovery is not None:
             yield f"  recovered  {recovery_text(self.recovery)}"
         yield f"  metrics    {self.metrics_address or 'off'}"
+        yield f"  boot       {self.boot_id:016x}"
         for note in self.notes:
             yield f"  note       {note}"
         yield "ready"

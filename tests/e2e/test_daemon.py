@@ -346,9 +346,9 @@ def test_tcp_with_certificates_of_both_ends(home: Home) -> None:
         with Wire(daemon.fact("tcp"), metadata=bearer(TOKEN), credentials=known) as remote:
             assert remote.hello(want_mapping=True).arena_path == ""
         for credentials in (unknown, None):
-            with Wire(daemon.fact("tcp"), metadata=bearer(TOKEN), credentials=credentials) as stranger:
-                with pytest.raises(grpc.RpcError):
-                    stranger.hello()
+            stranger = Wire(daemon.fact("tcp"), metadata=bearer(TOKEN), credentials=credentials)
+            with stranger, pytest.raises(grpc.RpcError):
+                stranger.hello()
 
 
 def test_a_taken_metrics_port_moves_when_nobody_chose_it(home: Home) -> None:
