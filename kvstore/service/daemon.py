@@ -43,9 +43,7 @@ class Daemon:
         self._clock = clock or SystemClock()
         self._events = Events()
         server = loaded.settings.server
-        self._gate = Gate(
-            events=self._events, sessions_max=server.sessions_max, streams_max=server.streams_max
-        )
+        self._gate = Gate(sessions_max=server.sessions_max, streams_max=server.streams_max)
         self._supervisor = Supervisor(self._events, on_failure=self._thread_failed)
         self._report: Report | None = None
         self._ready_at = 0.0
@@ -60,6 +58,7 @@ class Daemon:
         return asyncio.run(self._main())
 
     async def _main(self) -> int:
+        asyncio.get_running_loop().set_exception_handler(self._callback_failed)
         signals = Signals()
         self._say(f"kvstore {__version__}, pid {os.getpid()}")
         store = await asyncio.to_thread(Store.open, self._settings, clock=self._clock, events=self._events)
@@ -131,6 +130,11 @@ class Daemon:
         serving.remove_socket()
         store.abandon()
         os._exit(EXIT_UNCLEAN)
+
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # The loop goes on: what broke here served one client, and its session ends by itself.
+        _log.error("callback failed", extra={"cause": context["message"]}, exc_info=context.get("exception"))
+        self._events.add("kvstore_thread_failures_total", thread="loop")
 
     def _thread_failed(self, name: str) -> None:
         self._gate.move(State.FAILED, cause=f"thread {name}")

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
+from functools import partial
+from typing import TypeVar
 
 import grpc.aio
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.api import CommitAnswer, CommitRequest, Extent, OutcomeRun, Progress
+from kvstore.api import (
+    CommitAnswer,
+    CommitRequest,
+    Extent,
+    OutcomeRun,
+    Progress,
+    ReserveAnswer,
+    ReserveRequest,
+)
 from kvstore.errors import InvalidArgument, LeaseExpired
 from kvstore.events import Events
 from kvstore.layout import Layout
@@ -22,6 +32,7 @@ from kvstore.service.verbs import Verbs
 from kvstore.types import AckTier
 
 LEASE_CHECK_SECONDS = 1.0
+T = TypeVar("T")
 BATCH_BYTES = 4 << 20
 """Payload copied out per hop to a worker thread."""
 FetchContext = grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchReply]
@@ -53,13 +64,14 @@ class Framed:
                 raise InvalidArgument("put: the stream ended before its header")
             reserve, source, ack = wire.put_header_from_wire(header)
             ladder = self._verbs.ladder
-            answer = await asyncio.get_running_loop().run_in_executor(self._workers, ladder.reserve, reserve)
+            answer = await self._reserve(reserve)
             if not answer.reservation:
                 # Nothing of the payload is wanted: the call ends here, which also ends the client's sending.
                 return self._reply(answer.outcomes)
             try:
                 layout = ladder.namespace(reserve.namespace).layout
-                landing = Landing(layout, answer.extents, source, images=ladder.images)
+                make = partial(Landing, layout, answer.extents, source, images=ladder.images)
+                landing = await self._off_loop(make)
                 await self._receive(requests, landing)
                 good = landing.good_blocks()
                 committed = await self._commit(answer.reservation, landing, good=good, ack=ack)
@@ -68,6 +80,19 @@ class Framed:
                 ladder.abort(answer.reservation)
                 raise
             return self._reply(merged(answer.outcomes, committed.outcomes, good=good))
+
+    async def _off_loop(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    async def _reserve(self, request: ReserveRequest) -> ReserveAnswer:
+        """Reserve on a worker, where token ids are hashed; a call cancelled meanwhile keeps nothing."""
+        loop, ladder = asyncio.get_running_loop(), self._verbs.ladder
+        answer = loop.run_in_executor(self._workers, ladder.reserve, request)
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            answer.add_done_callback(lambda late: late.exception() or ladder.abort(late.result().reservation))
+            raise
 
     async def _receive(self, requests: AsyncIterator[pb.PutRequest], landing: Landing) -> None:
         """Land one chunk while the next one arrives."""
@@ -106,11 +131,12 @@ class Framed:
         def hear(answer: CommitAnswer) -> None:
             loop.call_soon_threadsafe(settle, answer)
 
-        request = CommitRequest(reservation=reservation, blocks=good, parts=landing.landed(good), ack=ack)
+        parts = await self._off_loop(partial(landing.landed, good))
+        request = CommitRequest(reservation=reservation, blocks=good, parts=parts, ack=ack)
         answer = self._verbs.ladder.commit(request, hear)
         return await durable if answer is None else answer
 
-    def _reply(self, outcomes: tuple[OutcomeRun, ...] | list[OutcomeRun]) -> pb.PutReply:
+    def _reply(self, outcomes: tuple[OutcomeRun, ...]) -> pb.PutReply:
         return pb.PutReply(outcomes=wire.outcomes_to_wire(outcomes), boot_id=self._verbs.boot_id)
 
     async def fetch(self, request: pb.FetchRequest, context: FetchContext) -> None:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from enum import StrEnum
 
 from kvstore.errors import Overloaded, ShuttingDown, TierUnavailable
-from kvstore.events import Events
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +28,7 @@ class Gate:
     Threads: any; `on_change` is called with the new state on the thread that caused it.
     """
 
-    def __init__(self, *, events: Events, sessions_max: int, streams_max: int) -> None:
-        self._events = events
+    def __init__(self, *, sessions_max: int, streams_max: int) -> None:
         self._limits = {"sessions": sessions_max, "streams": streams_max}
         self._lock = threading.Lock()
         self._counts = {"sessions": 0, "streams": 0}

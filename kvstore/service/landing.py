@@ -34,7 +34,7 @@ class Piece:
 class Landing:
     """Takes the chunks of one put and says how far what landed is what the writer meant.
 
-    Chunks of blocks that were not reserved (duplicates, throttled ones) are counted and dropped.
+    Chunks of blocks that were not reserved (duplicates, throttled ones) are dropped.
     Threads: one at a time.
     """
 
@@ -42,14 +42,12 @@ class Landing:
         self, layout: Layout, extents: Sequence[Extent], source: Iterable[PartDigests], *, images: Images
     ) -> None:
         self._layout = layout
-        self._targets = [_Target(layout.parts[extent.part], extent, images) for extent in extents]
-        self._source = {part.index: _Source(part) for part in layout.parts}
+        said = [_Source(part) for part in layout.parts]
         for told in source:
             if told.part >= len(layout.parts):
                 raise InvalidArgument(f"put: digests of part {told.part}, the layout has {len(layout.parts)}")
-            self._source[told.part].add(told)
-        for target in self._targets:
-            target.expect(self._source[target.part.index])
+            said[told.part].add(told)
+        self._targets = [_Target(said[extent.part], extent, images) for extent in extents]
 
     def land(self, piece: Piece) -> None:
         """Copy a chunk to its place and check the block when it is whole.
@@ -113,8 +111,9 @@ class _Source:
 class _Target:
     """One reserved extent: its slots as rows, how far they are filled, and what landed in them."""
 
-    def __init__(self, part: Part, extent: Extent, images: Images) -> None:
-        self.part = part
+    def __init__(self, source: _Source, extent: Extent, images: Images) -> None:
+        self._source = source
+        self.part = part = source.part
         self.first, self.count = extent.first, extent.count
         self.good = 0
         self._filled = 0
@@ -123,10 +122,6 @@ class _Target:
         self._rows: list[npt.NDArray[np.uint8]] = []
         for view in images(extent, part):
             self._rows += list(np.frombuffer(view, np.uint8).reshape(-1, part.stride_bytes))
-        self._source = _Source(part)
-
-    def expect(self, source: _Source) -> None:
-        self._source = source
 
     def holds(self, piece: Piece) -> bool:
         return piece.part == self.part.index and self.first <= piece.block < self.first + self.count

@@ -13,7 +13,7 @@ from kvstore.service.threads import Supervisor
 
 
 def gate(state: State = State.SERVING) -> Gate:
-    made = Gate(events=Events(), sessions_max=2, streams_max=1)
+    made = Gate(sessions_max=2, streams_max=1)
     made.move(state)
     return made
 
@@ -52,7 +52,7 @@ def test_places_are_counted_and_given_back() -> None:
 
 def test_changes_are_told_once() -> None:
     heard: list[State] = []
-    told = Gate(events=Events(), sessions_max=1, streams_max=1)
+    told = Gate(sessions_max=1, streams_max=1)
     told.on_change = heard.append
     told.move(State.SERVING)
     told.move(State.SERVING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -79,7 +80,7 @@ async def running(place: Path, **settings: object) -> AsyncIterator[Running]:
     loaded = load(environ={}, flags=[("--set", key, value) for key, value in flags.items()])
     server, events = loaded.settings.server, Events()
     store = await asyncio.to_thread(Store.open, loaded.settings, clock=SystemClock(), events=events)
-    gate = Gate(events=events, sessions_max=server.sessions_max, streams_max=server.streams_max)
+    gate = Gate(sessions_max=server.sessions_max, streams_max=server.streams_max)
     serving = Serving(store, loaded.settings, gate=gate, about=lambda: {"version": "x"})
     await serving.start()
     gate.move(State.SERVING)
@@ -194,5 +195,25 @@ def test_a_put_out_of_order_is_refused_and_leaves_nothing(
         assert str(error).startswith("put: ")
         outcome = await world.data.Put(blocks.put_requests(KEYS, ack=AckTier.HOST))
         assert [run.count for run in outcome.outcomes] == [3]
+
+    played(place, play)
+
+
+def test_a_put_that_is_cut_off_keeps_no_slots(place: Path) -> None:
+    async def reservations(world: Running) -> float:
+        document = json.loads((await world.admin.Status(admin_pb2.StatusRequest())).document)
+        return float(document["gauges"]["kvstore_reservations"])
+
+    async def play(world: Running) -> None:
+        await world.data.Open(open_request())
+        requests = blocks.put_requests(KEYS, ack=AckTier.HOST)
+        call = world.data.Put()
+        await call.write(next(requests))
+        await call.write(next(requests))
+        while not await reservations(world):
+            await asyncio.sleep(0.001)
+        call.cancel()
+        while await reservations(world):
+            await asyncio.sleep(0.001)
 
     played(place, play)

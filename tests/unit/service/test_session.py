@@ -86,7 +86,7 @@ class World:
             new_number=itertools.count(1).__next__,
         )
         self.ladder.recover()
-        self.gate = Gate(events=self.events, sessions_max=4, streams_max=4)
+        self.gate = Gate(sessions_max=4, streams_max=4)
         self.gate.move(State.SERVING)
         self.offer = Offer(message_bytes_max=1 << 20, requests_max=requests_max, queue_max=queue_max)
 
