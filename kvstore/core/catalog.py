@@ -104,7 +104,9 @@ class Catalog:
     # Touch
 
     def touch_path(self, node: Node, *, by: str, now: float, is_write: bool) -> None:
-        """Let a class touch a node and its ancestors; leaf first, so that the order keeps ancestors behind descendants."""
+        """Let a class touch a node and its ancestors; leaf first, so that the order keeps ancestors behind
+        descendants.
+        """
         path = RunIndex.path(node)
         for item in path:
             self.retention.touch(item, by=by, now=now, is_write=is_write)
@@ -115,7 +117,9 @@ class Catalog:
                     self._note_touch(piece, item)
 
     def _note_touch(self, piece: Slice, node: Node) -> None:
-        """Remember a touch on disk when it covers the whole frame: a touch of its head must not lengthen its tail's life."""
+        """Remember a touch on disk when it covers the whole frame: a touch of its head must not lengthen
+        its tail's life.
+        """
         location = piece.frame.location
         if location is not None and piece.start + piece.count == piece.frame.count:
             self.plan.notes.append(TouchNote(location, node.retention_class, node.since))
@@ -130,7 +134,8 @@ class Catalog:
     # Host slots
 
     def allocate(self, count: int, part: Part, *, now: float) -> U32Array:
-        """Hand out up to `count` slots for a part, evicting what has to go; fewer when everything left is held.
+        """Hand out up to `count` slots for a part, evicting what has to go; fewer when everything left is
+        held.
 
         Shapes: u32[<= count].
         """
@@ -263,7 +268,9 @@ class Catalog:
         self.events.add("kvstore_expired_bytes_total", amount, **{"class": frame.retention_class})
 
     def _shrink(self, frame: Frame) -> None:
-        """Cut the unreferenced tail off a frame that is in host memory only, so that it can still be written behind."""
+        """Cut the unreferenced tail off a frame that is in host memory only, so that it can still be
+        written behind.
+        """
         if frame.location is not None or frame.holds or frame.host is None:
             return
         end = max(p.start + p.count for node in frame.nodes for p in node.slices if p.frame is frame)
@@ -275,7 +282,9 @@ class Catalog:
                 part.lengths, part.digests = part.lengths[:end].copy(), part.digests[:end].copy()
 
     def distrust(self, frame: Frame, block: int) -> None:
-        """A reader found a block's host copy bad: it is read again from SSD next time, or gone when there is no other copy."""
+        """A reader found a block's host copy bad: it is read again from SSD next time, or gone when there
+        is no other copy.
+        """
         if frame.location is not None:
             self._zombies.setdefault(frame, []).append((block, 1))
             return
@@ -292,7 +301,9 @@ class Catalog:
                 offset += piece.count
 
     def delete(self, state: NamespaceState, node: Node, at: int) -> int:
-        """Remove blocks and all that follows them, on SSD too; what shares a frame with them stays in host memory if it is there."""
+        """Remove blocks and all that follows them, on SSD too; what shares a frame with them stays in host
+        memory if it is there.
+        """
         frames = {piece.frame for item in RunIndex.below(node) for piece in item.slices}
         count, waiting = 0, [(node, at)]
         while waiting:
@@ -302,24 +313,30 @@ class Catalog:
             if state.runs.orphans:
                 waiting += [(n, 0) for n in state.runs.waiting_under(keys)]
         for frame in frames:
-            if frame.nodes and frame.location is not None and self._lost_any(frame):
+            if frame.nodes and frame.location is not None and self.lost_any(frame):
                 location = frame.location
                 self._forget_on_ssd(frame, MissReason.DELETED)
                 self.plan.delete.append(location)
+                if frame.nodes:
+                    self._shrink(frame)
         return count
 
     @staticmethod
-    def _lost_any(frame: Frame) -> bool:
+    def lost_any(frame: Frame) -> bool:
+        """Say whether some of a frame's blocks are no longer in the index."""
         return sum(p.count for node in frame.nodes for p in node.slices if p.frame is frame) < frame.count
 
     def carve(self, node: Node, index: int) -> Frame:
-        """Give slice `index` of a node a frame of its own, so that it can be written without its former neighbours.
+        """Give slice `index` of a node a frame of its own, so that it can be written without its former
+        neighbours.
 
         Only for frames in host memory alone that nothing holds.
         """
         piece = node.slices[index]
         old = piece.frame
-        assert old.location is None and not old.holds and old.host is not None
+        assert old.location is None
+        assert not old.holds
+        assert old.host is not None
         start, end = piece.start, piece.start + piece.count
         frame = Frame(
             fingerprint=old.fingerprint,

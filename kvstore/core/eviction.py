@@ -11,7 +11,9 @@ from kvstore.core.frames import Node
 
 
 class EvictionPolicy(Protocol):
-    """An order over nodes with host-resident blocks. Paths are touched leaf first, so that ancestors outlive descendants."""
+    """An order over nodes with host-resident blocks. Paths are touched leaf first, so that ancestors
+    outlive descendants.
+    """
 
     def add(self, node: Node) -> None:
         """Learn of a node; no effect when it is known."""
@@ -47,7 +49,9 @@ class EvictionPolicy(Protocol):
 
 
 class ExactLru:
-    """Least recently touched first. Ancestors are touched after their descendants, so leaves leave first by construction."""
+    """Least recently touched first. Ancestors are touched after their descendants, so leaves leave first by
+    construction.
+    """
 
     def __init__(self) -> None:
         self._order: OrderedDict[Node, None] = OrderedDict()
@@ -62,7 +66,9 @@ class ExactLru:
             self._order.move_to_end(node)
 
     def split(self, head: Node, tail: Node) -> None:
-        """Re-insert the head behind its tail; both become recent, as a split comes with a touch of the head."""
+        """Re-insert the head behind its tail; both become recent, as a split comes with a touch of the
+        head.
+        """
         if head in self._order:
             self._order[tail] = None
             self._order.move_to_end(head)
@@ -136,7 +142,9 @@ class S3Fifo:
         self._main.pop(node, None)
 
     def victims(self) -> Iterator[Node]:
-        """Yield from small while it holds more than its share, reused nodes moving to main; then from main by second chance."""
+        """Yield from small while it holds more than its share, reused nodes moving to main; then from main
+        by second chance.
+        """
         for _ in range((self.USES_MAX + 2) * (len(self) + 1)):
             from_small = self._small and len(self._small) >= self.SMALL_SHARE * len(self)
             queue = self._small if from_small else (self._main or self._small)

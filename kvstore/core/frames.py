@@ -1,8 +1,8 @@
 """Frames, slices and nodes: the shapes that the index is made of.
 
-A *frame* is a run as written together; it is immutable, and says where its blocks lie. A *node* is a maximal chain
-with one state (the class that holds it, and since when) over slices of frames. Leases and I/O hold frames, never nodes,
-so nodes may split and merge at any time without moving data.
+A *frame* is a run as written together; it is immutable, and says where its blocks lie. A *node* is a
+maximal chain with one state (the class that holds it, and since when) over slices of frames. Leases and I/O
+hold frames, never nodes, so nodes may split and merge at any time without moving data.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class Slice:
 class Node:
     """A maximal chain with one state over slices of frames.
 
-    The class `retention_class` holds it `since` a wall time: the last touch of a sliding class, the write of a fixed one.
-    `loose` nodes hang in no chain: side frames, and frames of flat namespaces.
+    The class `retention_class` holds it `since` a wall time: the last touch of a sliding class, the write
+    of a fixed one. `loose` nodes hang in no chain: side frames, and frames of flat namespaces.
     """
 
     __slots__ = ("children", "count", "loose", "parent", "parent_hash", "retention_class", "since", "slices")
@@ -182,7 +182,9 @@ class Node:
 
 
 def common_blocks(node: Node, keys: bytes, position: int) -> int:
-    """Return how many leading blocks of `node` equal `keys` from block `position` on; costs a comparison per slice."""
+    """Return how many leading blocks of `node` equal `keys` from block `position` on; costs a comparison
+    per slice.
+    """
     matched, limit = 0, len(keys) // HASH_BYTES - position
     for piece in node.slices:
         count = min(piece.count, limit - matched)

@@ -1,7 +1,7 @@
 """The index of runs of one chain namespace: a radix tree whose edges are packed hashes.
 
-Match costs a comparison per run, not per block. A run whose parent is absent waits as an orphan under its parent's hash until the
-parent returns. Nothing here knows of time, memory or disks.
+Match costs a comparison per run, not per block. A run whose parent is absent waits as an orphan under its
+parent's hash until the parent returns. Nothing here knows of time, memory or disks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ Step = tuple[Node, int]
 
 
 class RunIndex:
-    """Runs of one namespace by content; `on_join(kept, gone)` and `on_split(head, tail)` tell a policy about nodes."""
+    """Runs of one namespace by content; `on_join(kept, gone)` and `on_split(head, tail)` tell a policy
+    about nodes.
+    """
 
     def __init__(
         self, *, on_split: Callable[[Node, Node], None], on_join: Callable[[Node, Node], None]
@@ -58,8 +60,9 @@ class RunIndex:
     def walk_behind(self, parent: bytes, keys: bytes) -> tuple[Node | None, list[tuple[int, Node, int]]]:
         """Find which of `keys` behind `parent` are present, visible or not.
 
-        Returns the node whose last block is `parent` (None: absent; it may be the root) and present stretches as
-        (position in keys, node, matched), holes between them allowed: orphans count as present.
+        Returns the node whose last block is `parent` (None: absent; it may be the root) and present
+        stretches as (position in keys, node, matched), holes between them allowed: orphans count as
+        present.
         """
         above = self.find(parent)
         found: list[tuple[int, Node, int]] = []
@@ -82,7 +85,8 @@ class RunIndex:
         return above, found
 
     def find(self, block: bytes) -> Node | None:
-        """Return the node that ends with `block`, splitting one where the block lies inside it; the root for a declared root.
+        """Return the node that ends with `block`, splitting one where the block lies inside it; the root
+        for a declared root.
 
         Callers that pass whole chains never take the slow path, a search through all runs.
         """
@@ -99,7 +103,9 @@ class RunIndex:
         return None
 
     def insert(self, parent: bytes, slices: list[Slice], *, retention_class: str, since: float) -> Node:
-        """Hang a new run under the block `parent`, or let it wait as an orphan; orphans waiting for its blocks return."""
+        """Hang a new run under the block `parent`, or let it wait as an orphan; orphans waiting for its
+        blocks return.
+        """
         node = Node(slices, parent_hash=BlockHash(parent), retention_class=retention_class, since=since)
         self._register(node)
         above = self.find(parent)
@@ -189,7 +195,9 @@ class RunIndex:
         node.count += piece.count
 
     def truncate(self, node: Node, at: int) -> list[Slice]:
-        """Drop a node's blocks from `at` on and return them; its children become orphans under the hash they follow."""
+        """Drop a node's blocks from `at` on and return them; its children become orphans under the hash
+        they follow.
+        """
         left, right = cut_slices(node.slices, at)
         self._orphan_children(node)
         self.tails.pop(node.tail, None)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from kvstore.api import (
     CommitAnswer,
     CommitRequest,
     Extent,
-    ListAnswer,
     MatchAnswer,
     MatchRequest,
     OpenAnswer,
@@ -20,39 +17,23 @@ from kvstore.api import (
     Progress,
     ReserveAnswer,
     ReserveRequest,
-    RunInfo,
-    StatusSnapshot,
 )
-from kvstore.clock import Clock
-from kvstore.core import report
-from kvstore.core.catalog import Catalog, NamespaceState
-from kvstore.core.eviction import EvictionPolicy, ExactLru
-from kvstore.core.housekeeping import Housekeeping
-from kvstore.core.leases import LeaseTable, OnProgress
-from kvstore.core.ledger import DepartedLedger
-from kvstore.core.limits import Limits
-from kvstore.core.loads import Loads
-from kvstore.core.matching import Found, Matcher, tier_runs
-from kvstore.core.plan import Plan
-from kvstore.core.prefetches import PrefetchTable
-from kvstore.core.pumps import ReadPump, WritePump
-from kvstore.core.putting import Published, Putting
+from kvstore.core.catalog import NamespaceState
+from kvstore.core.leases import OnProgress
+from kvstore.core.matching import Found, tier_runs
+from kvstore.core.oversight import Oversight
+from kvstore.core.putting import Published
 from kvstore.core.recovery import Rebuild
-from kvstore.core.retention import Retention, SteadyWall
-from kvstore.core.verifying import VerifyStep, verify
-from kvstore.core.writeback import DurableWait, WriteBack
-from kvstore.errors import InvalidArgument, Overloaded, ShuttingDown
-from kvstore.events import Events
+from kvstore.core.writeback import DurableWait
+from kvstore.errors import InvalidArgument, Overloaded
 from kvstore.layout import Part
 from kvstore.namespace import Namespace, differences, refuse_other_layout
-from kvstore.retention import SHIPPED_CLASSES, RetentionClass
-from kvstore.tiers.base import HostMemory, RecoveryReport, SegmentInfo, Tier
+from kvstore.tiers.base import RecoveryReport
 from kvstore.types import (
     HASH_BYTES,
     AckTier,
     Fingerprint,
     MatchMode,
-    MissReason,
     PutOutcome,
     ReleaseOutcome,
     key_at,
@@ -62,87 +43,12 @@ from kvstore.types import (
 OnDurable = Callable[[CommitAnswer], None]
 
 
-class Ladder:
+class Ladder(Oversight):
     """Host memory above SSD behind one set of verbs.
 
-    Threads: every verb may be called from any thread and none blocks on I/O. Callbacks run outside the lock, on the thread of
-    the verb or of the tier that caused them.
+    Threads: every verb may be called from any thread and none blocks on I/O. Callbacks run outside the
+    lock, on the thread of the verb or of the tier that caused them.
     """
-
-    def __init__(
-        self,
-        *,
-        host: HostMemory,
-        ssd: Tier | None,
-        clock: Clock,
-        events: Events,
-        classes: Sequence[RetentionClass] = SHIPPED_CLASSES,
-        limits: Limits | None = None,
-        policy: EvictionPolicy | None = None,
-        client_alive: Callable[[int], bool] = lambda _: False,
-        rng: random.Random | None = None,
-    ) -> None:
-        self._lock = threading.RLock()
-        self._clock = clock
-        self._ssd = ssd
-        self._host = host
-        self._rng = rng or random.SystemRandom()
-        self._limits = limits or Limits()
-        self._plan = Plan()
-        self._retention = Retention(classes, SteadyWall(clock))
-        self._catalog = Catalog(
-            memory=host,
-            policy=policy or ExactLru(),
-            retention=self._retention,
-            ledger=DepartedLedger(self._limits.ledger_entries),
-            events=events,
-            plan=self._plan,
-        )
-        self._matcher = Matcher(self._catalog, self._limits)
-        self._loads = Loads(self._catalog, self._limits)
-        self._leases = LeaseTable(self._catalog, self._loads, self._limits, new_number=self._new_number)
-        self._prefetches = PrefetchTable(self._loads, self._limits, new_number=self._new_number)
-        self._writeback = WriteBack(self._catalog, self._limits, enabled=ssd is not None)
-        self._putting = Putting(
-            self._catalog,
-            self._writeback,
-            self._limits,
-            new_number=self._new_number,
-            client_alive=client_alive,
-        )
-        self._reads = ReadPump(ssd, self._loads, self._decision, self._retention.now)
-        self._writes = WritePump(ssd, self._writeback, self._decision)
-        self._housekeeping = Housekeeping(self._catalog, self._leases, self._prefetches, self._putting)
-        self._draining = False
-
-    def _new_number(self) -> int:
-        return self._rng.getrandbits(63) | 1
-
-    @contextmanager
-    def _decision(self) -> Iterator[None]:
-        """Hold the lock for a decision, then carry out what it asks for."""
-        try:
-            with self._lock:
-                yield
-        finally:
-            self._carry_out()
-
-    def _carry_out(self) -> None:
-        with self._lock:
-            plan = self._plan.take()
-        if self._ssd is not None:
-            if plan.notes:
-                self._ssd.annotate(plan.notes)
-            if plan.unlink:
-                self._ssd.unlink(plan.unlink)
-            if plan.delete:
-                self._ssd.delete(plan.delete)
-        for call in plan.calls:
-            call()
-
-    def _admit(self) -> None:
-        if self._draining:
-            raise ShuttingDown("the daemon is shutting down: nothing new is admitted")
 
     # Start and namespaces
 
@@ -234,11 +140,6 @@ class Ladder:
         self._writes.run()
         return answer
 
-    def _check_keys(self, keys: bytes) -> None:
-        count = key_count(keys)
-        if not 1 <= count <= self._limits.keys_max:
-            raise InvalidArgument(f"match: 1..{self._limits.keys_max} keys allowed, got {count}")
-
     @staticmethod
     def _probe(found: Found) -> MatchAnswer:
         tiers = tier_runs(found.items)
@@ -290,7 +191,8 @@ class Ladder:
             self._catalog.touch_path(node, by="", now=now, is_write=False)
 
     def watch(self, lease: int, on_progress: OnProgress | None = None) -> Progress:
-        """Return what is readable under a lease, and later news of what still loads. Any process may present the lease.
+        """Return what is readable under a lease, and later news of what still loads. Any process may
+        present the lease.
 
         Errors: LeaseExpired.
         """
@@ -309,7 +211,7 @@ class Ladder:
             return self._leases.get(lease).state.namespace
 
     def touch(self, namespace: Fingerprint, keys: bytes, *, retention_class: str = "") -> int:
-        """Renew a prefix that was used where the store did not see it; returns how many blocks are visible."""
+        """Renew a prefix that was used where the store did not see it; returns its visible blocks."""
         self._admit()
         self._check_keys(keys)
         with self._decision():
@@ -378,7 +280,8 @@ class Ladder:
         return answer
 
     def commit(self, request: CommitRequest, on_durable: OnDurable | None = None) -> CommitAnswer | None:
-        """Publish what was written. With AckTier.SSD and `on_durable`, returns None and answers when durable or refused.
+        """Publish what was written. With AckTier.SSD and `on_durable`, returns None and answers when
+        durable or refused.
 
         Errors: InvalidArgument, LeaseExpired.
         """
@@ -411,10 +314,18 @@ class Ladder:
         with self._decision():
             return self._putting.abort(reservation)
 
-    # Removal and inspection
+    def images(self, extent: Extent, part: Part) -> tuple[memoryview, ...]:
+        """Return writable views of an extent's slots, for the framed path; the caller holds the lease or
+        reservation.
+        """
+        return self._host.images(extent.slots, stride_pages=part.stride_pages)
+
+    # Removal
 
     def delete(self, namespace: Fingerprint, keys: bytes | None) -> int:
-        """Remove the given blocks of a chain and all that follows them, or with None the whole namespace; returns how many."""
+        """Remove the given blocks of a chain and all that follows them, or with None the whole namespace;
+        returns how many.
+        """
         with self._decision():
             state = self._catalog.state(namespace)
             if keys is None:
@@ -436,68 +347,12 @@ class Ladder:
                 count += self._catalog.delete(state, entry[0].nodes[0], entry[1])
         return count
 
-    def list(self, namespace: Fingerprint, *, cursor: str = "", limit: int = 100) -> ListAnswer:
-        """Return one page of a namespace's runs."""
-        with self._lock:
-            return report.list_runs(self._catalog, self._catalog.state(namespace), cursor=cursor, limit=limit)
-
-    def inspect(
-        self, namespace: Fingerprint, *, keys: bytes = b"", hash_prefix: bytes = b"", limit: int = 100
-    ) -> tuple[tuple[RunInfo, ...], int, MissReason | None]:
-        """Return the runs behind the keys of a prompt, or those with a hash; how many blocks are visible, and why no more."""
-        with self._lock:
-            state = self._catalog.state(namespace)
-            if not keys:
-                return report.find_runs(self._catalog, state, hash_prefix=hash_prefix, limit=limit), 0, None
-            self._check_keys(keys)
-            found = self._matcher.find(state, keys, now=self._retention.now(), exact_only=False)
-            nodes = (
-                [node for node, _ in state.runs.walk(keys)] if not state.flat else list(found.loose.values())
-            )
-            return (
-                tuple(report.run_info(self._catalog, node) for node in nodes[:limit]),
-                found.blocks,
-                found.reason,
-            )
-
-    def images(self, extent: Extent, part: Part) -> tuple[memoryview, ...]:
-        """Return writable views of an extent's slots, for the framed path; the caller holds the lease or reservation."""
-        return self._host.images(extent.slots, stride_pages=part.stride_pages)
-
-    def verify(self, namespace: Fingerprint | None = None) -> Iterator[VerifyStep]:
-        """Re-read and check every digest in every tier; blocking, for an administrator's thread."""
-        return verify(self._catalog, self._ssd, self._decision, self._retention.now, namespace)
-
-    def status(self) -> StatusSnapshot:
-        """Return totals by tier, class and namespace, counters and gauges."""
-        with self._lock:
-            return report.status(self._catalog, self._ssd, self.gauges())
-
-    def gauges(self) -> dict[str, float]:
-        """Return the present levels, cheaply."""
-        with self._lock:
-            return {
-                "kvstore_leases": len(self._leases),
-                "kvstore_reservations": len(self._putting),
-                "kvstore_prefetches": len(self._prefetches),
-                "kvstore_quarantined_slots": self._putting.quarantined_slots,
-                "kvstore_write_queue_bytes": self._writeback.queued_bytes + self._writeback.in_flight_bytes,
-                "kvstore_loads_in_flight": self._loads.in_flight,
-                "kvstore_loads_queued": self._loads.queued,
-                "kvstore_host_used_bytes": self._catalog.slabs.used_pages * 4096,
-                "kvstore_ssd_used_bytes": self._catalog.segments.used_bytes,
-                "kvstore_nodes": sum(len(s.runs.tails) for s in self._catalog.namespaces.values()),
-                "kvstore_segments": len(self._catalog.segments),
-            }
-
-    def segments(self) -> Sequence[SegmentInfo]:
-        """Return the SSD tier's segments."""
-        return self._ssd.segments() if self._ssd is not None else []
-
     # Life
 
     def end_session(self, session: int) -> None:
-        """A client is gone: its leases end, its reservations too, their slots in quarantine while it may still write."""
+        """A client is gone: its leases end, its reservations too, their slots in quarantine while it may
+        still write.
+        """
         with self._decision():
             self._leases.end_session(session)
             self._putting.end_session(session)

@@ -1,4 +1,6 @@
-"""Leases: deadline-bound promises not to move a match's blocks, and the count of what was delivered under them."""
+"""Leases: deadline-bound promises not to move a match's blocks, and the count of what was delivered under
+them.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ class Lease:
 
 
 class LeaseTable:
-    """All living leases. Tokens are unguessable numbers handed in by `new_number`; any process may present one."""
+    """All living leases. Tokens are unguessable numbers handed in by `new_number`; any process may present
+    one.
+    """
 
     def __init__(
         self, catalog: Catalog, loads: Loads, limits: Limits, *, new_number: Callable[[], int]
@@ -161,7 +165,8 @@ class LeaseTable:
         )
 
     def watch(self, number: int, on_progress: OnProgress | None) -> Progress:
-        """Return all that is readable under a lease now, and promise news to the listener while loads are under way.
+        """Return all that is readable under a lease now, and promise news to the listener while loads are
+        under way.
 
         Errors: LeaseExpired.
         """

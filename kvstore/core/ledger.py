@@ -19,7 +19,8 @@ _CODES = {reason: code + 1 for code, reason in enumerate(_REASONS)}
 class DepartedLedger:
     """Direct-mapped by hash: bounded memory, one vectorised write per departing run.
 
-    A place that was overwritten can no longer tell "never stored" from "left long ago": it answers `forgotten`.
+    A place that was overwritten can no longer tell "never stored" from "left long ago": it answers
+    `forgotten`.
     """
 
     def __init__(self, entries: int) -> None:

@@ -51,7 +51,9 @@ class Loads:
         self.in_flight = 0
 
     def want(self, frame: Frame, start: int, count: int, waiter: Waiter, *, urgent: bool) -> int:
-        """Make blocks [start, start + count) come to host, joining loads that are under way; returns how many loads it waits for."""
+        """Make blocks [start, start + count) come to host, joining loads that are under way; returns how
+        many loads it waits for.
+        """
         mask = frame.resident(start, count)
         if mask.all():
             return 0

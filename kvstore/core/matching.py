@@ -1,4 +1,4 @@
-"""Match: the longest visible prefix of a request's own keys, its usable boundaries, and why it ended there."""
+"""Match: the longest visible prefix of a request's keys, its usable boundaries, and why it ended there."""
 
 from __future__ import annotations
 
@@ -214,7 +214,9 @@ class _Stretch:
 
 
 def extents(items: list[Item], *, parts: tuple[int, ...], limit: int) -> tuple[Extent, ...]:
-    """Return where the resident blocks below `limit` lie, one extent per part and contiguous stretch of blocks."""
+    """Return where the resident blocks below `limit` lie, one extent per part and contiguous stretch of
+    blocks.
+    """
     done: list[tuple[int, _Stretch]] = []
     current: dict[int, _Stretch] = {}
     for item in items:

@@ -1,4 +1,6 @@
-"""Prefetch: promotion ahead of a fetch, while a request waits in an engine's queue. It has a deadline and can be cancelled."""
+"""Prefetch: promotion ahead of a fetch, while a request waits in an engine's queue. It has a deadline and
+can be cancelled.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Puts: reservations of several writers under one put_id, and the moment their blocks become visible.
 
-First writer wins: a key is reserved by one put at a time, and a key that is present is a duplicate. A block becomes visible
-when the last required part commits, and all parts of it together.
+First writer wins: a key is reserved by one put at a time, and a key that is present is a duplicate. A block
+becomes visible when the last required part commits, and all parts of it together.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -121,7 +122,8 @@ class PutChecks:
         size = state.namespace.block_tokens
         if len(request.token_ids) != 4 * size * count:
             raise InvalidArgument(
-                f"reserve: {count} blocks of {size} tokens need {size * count} token ids, got {len(request.token_ids) // 4}"
+                f"reserve: {count} blocks of {size} tokens "
+                f"need {size * count} token ids, got {len(request.token_ids) // 4}"
             )
         tokens = np.frombuffer(request.token_ids, np.dtype("<u4")).astype(np.int64)
         expected = hashing.block_hashes(BlockHash(request.parent), tokens, block_tokens=size)
@@ -165,7 +167,8 @@ class PutChecks:
         """
         if put.keys != request.keys or put.parent != request.parent:
             raise InvalidArgument(
-                f"reserve: put_id {request.put_id.hex()} joins {put.count} blocks from {put.keys[:8].hex()}..., "
+                f"reserve: put_id {request.put_id.hex()} joins {put.count} blocks "
+                f"from {put.keys[:8].hex()}..., "
                 f"this request brings {key_count(request.keys)} from {request.keys[:8].hex()}..."
             )
         taken = sorted(set(put.parts) & {piece.part for piece in request.parts})
@@ -203,7 +206,8 @@ class PutChecks:
         count = len(piece.digests) // width
         if len(piece.digests) % width or piece.first < 0 or piece.first + count > len(covered):
             raise InvalidArgument(
-                f"commit: part {piece.part} from block {piece.first} brings {len(piece.digests)} digest bytes, {width} a block"
+                f"commit: part {piece.part} from block {piece.first} "
+                f"brings {len(piece.digests)} digest bytes, {width} a block"
             )
         lengths = (
             np.frombuffer(piece.lengths, np.dtype("<u4"))
@@ -236,7 +240,7 @@ def outcome_runs(count: int, *layers: tuple[PutOutcome, Mask]) -> tuple[OutcomeR
         codes[mask] = code
     names = [PutOutcome.DUPLICATE, *(outcome for outcome, _ in layers)]
     edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), count]
-    return tuple(OutcomeRun(names[int(codes[a])], b - a) for a, b in zip(edges, edges[1:], strict=False))
+    return tuple(OutcomeRun(names[int(codes[a])], b - a) for a, b in itertools.pairwise(edges))
 
 
 def frame_of(

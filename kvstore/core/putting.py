@@ -1,4 +1,6 @@
-"""The put path: reserve slots, take commits, publish what is complete, quarantine what a late writer may still touch."""
+"""The put path: reserve slots, take commits, publish what is complete, quarantine what a late writer may
+still touch.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ class Putting:
         pieces = self._checks.reserve(state, request)
         if len(self._reservations) >= self._limits.reservations_max:
             raise Overloaded(
-                f"reservations: {len(self._reservations)} are open, the limit is {self._limits.reservations_max}"
+                f"reservations: {len(self._reservations)} are open, "
+                f"the limit is {self._limits.reservations_max}"
             )
         put = self._join_or_start(state, request, monotonic=monotonic, now=now)
         fresh = [self._add_part(put, piece) for piece in pieces]
@@ -100,7 +103,9 @@ class Putting:
         return put
 
     def _renew(self, put: PendingPut, stretches: list[Stretch], *, now: float) -> None:
-        """Touch what is present, and hold it: the put's own ancestors must not be evicted to make room for it."""
+        """Touch what is present, and hold it: the put's own ancestors must not be evicted to make room for
+        it.
+        """
         state = put.state
         if state.flat:
             nodes = {
@@ -341,7 +346,9 @@ class Putting:
         return True
 
     def _withdraw(self, reservation: Reservation) -> list[U32Array]:
-        """Take a reservation's parts out of its put and return their slots; a put that misses parts for good is dropped."""
+        """Take a reservation's parts out of its put and return their slots; a put that misses parts for
+        good is dropped.
+        """
         put = reservation.put
         slots = [
             part.data.slots[part.data.slots != 0]

@@ -57,13 +57,17 @@ class Rebuild:
     def _loose(self, state: NamespaceState, item: RecoveredFrame) -> None:
         frame = self._frame(item)
         part = frame.parts[0].index if frame.kind is FrameKind.SIDE else WHOLE
+        if all(state.loose.get(key, part) is not None for key in _keys(frame.keys)):
+            self._catalog.plan.delete.append(item.location)
+            return
         state.loose.insert(frame, part=part, retention_class=item.retention_class, since=self._since(item))
         self._place(frame, item)
 
     def _chain(self, state: NamespaceState, item: RecoveredFrame, branches: list[int]) -> None:
         """Insert what of a frame is not there yet: the first copy of a block wins.
 
-        `branches` are the blocks that other frames follow: nodes are cut there at once, which spares a search for them later.
+        `branches` are the blocks that other frames follow: nodes are cut there at once, which spares a
+        search for them later.
         """
         frame = self._frame(item)
         above, stretches = state.runs.walk_behind(frame.parent, frame.keys)

@@ -40,7 +40,9 @@ class SteadyWall:
 
 
 class Retention:
-    """The class table and what follows from it. Expiry is derived, never stored: changing a TTL costs nothing."""
+    """The class table and what follows from it. Expiry is derived, never stored: changing a TTL costs
+    nothing.
+    """
 
     def __init__(self, classes: Sequence[RetentionClass], wall: SteadyWall) -> None:
         self.classes = {c.name: c for c in classes}
@@ -67,7 +69,9 @@ class Retention:
         return found
 
     def held_by(self, name: str) -> RetentionClass:
-        """Return the class of stored data; data of a class that is no longer configured lives by the default."""
+        """Return the class of stored data; data of a class that is no longer configured lives by the
+        default.
+        """
         return self.classes.get(name) or self.classes[DEFAULT_CLASS]
 
     def end(self, node: Node) -> float:
@@ -79,7 +83,9 @@ class Retention:
         return now < self.end(node)
 
     def touch(self, node: Node, *, by: str, now: float, is_write: bool) -> None:
-        """Let a class touch a node: the class whose touch ends last holds it. Reads never renew a fixed class."""
+        """Let a class touch a node: the class whose touch ends last holds it. Reads never renew a fixed
+        class.
+        """
         toucher = self.held_by(by or node.retention_class)
         if toucher.mode is TtlMode.FIXED and not is_write:
             return

@@ -77,7 +77,9 @@ class SegmentTable:
         return [s for s in self._segments.values() if s.end(retention) <= now and not s.held()]
 
     def victim(self) -> Segment | None:
-        """Return the segment touched longest ago that nothing holds; the one being written only when it is the last."""
+        """Return the segment touched longest ago that nothing holds; the one being written only when it is
+        the last.
+        """
         free = [s for s in self._segments.values() if not s.held()]
         older = [s for s in free if s.number != self.newest]
         return min(older or free, key=lambda s: (s.last_touch, s.number), default=None)

@@ -1,4 +1,6 @@
-"""Which arena pages are whose: slabs lent to a slot size, slots handed out of slabs. Pure accounting, no memory touched."""
+"""Which arena pages are whose: slabs lent to a slot size, slots handed out of slabs. Pure accounting, no
+memory touched.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class _Loan:
 class SlabAllocator:
     """Lends slabs of pages to slot sizes and takes them back when empty, so that a second model finds room.
 
-    Units: pages of 4 KiB; slots are addressed by their first page. Not thread-safe: the ladder's lock guards it.
+    Units: pages of 4 KiB; slots are addressed by their first page. Not thread-safe: the ladder's lock
+    guards it.
     """
 
     def __init__(self, *, first_page: int, total_pages: int) -> None:
@@ -134,7 +137,9 @@ class SlabAllocator:
             self._owner[slab] = None
 
     def emptiest_slab(self, *, other_than: int) -> tuple[int, int] | None:
-        """Return the page range of the loan of another slot size with the fewest slots in use; None when there is none."""
+        """Return the page range of the loan of another slot size with the fewest slots in use; None when
+        there is none.
+        """
         best: _Loan | None = None
         for stride, loans in self._loans.items():
             if stride == other_than:

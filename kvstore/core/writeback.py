@@ -28,7 +28,9 @@ class WriteBack:
         self.queued_bytes = 0
 
     def enqueue(self, node: Node) -> list[Frame]:
-        """Queue what of a node and its ancestors is not on SSD yet, ancestors first; returns the frames not yet durable."""
+        """Queue what of a node and its ancestors is not on SSD yet, ancestors first; returns the frames not
+        yet durable.
+        """
         missing: list[Frame] = []
         if not self._enabled or not self._catalog.retention.held_by(node.retention_class).reaches_ssd:
             return missing
@@ -36,7 +38,7 @@ class WriteBack:
             for index, piece in enumerate(item.slices):
                 frame = piece.frame
                 if frame.location is None and not frame.dead and frame not in missing:
-                    if not frame.queued and frame.count != piece.count and not frame.holds:
+                    if not (frame.queued or frame.holds or item.loose) and frame.count != piece.count:
                         frame = self._catalog.carve(item, index)
                     missing.append(frame)
                     self._queue_frame(frame, piece.count)
@@ -59,10 +61,10 @@ class WriteBack:
                 break
             del self._queue[frame]
             self.queued_bytes = max(0, self.queued_bytes - size)
+            self._make_room(size)
             if frame.dead or not frame.nodes or not frame.fully_resident():
                 self._settle(frame, durable=False)
                 continue
-            self._make_room(size)
             self._catalog.hold(frame)
             self.in_flight_bytes += size
             ready.append((frame, self._write(frame)))
@@ -101,15 +103,19 @@ class WriteBack:
         return FrameWrite(header, images, bucket_of(held_by, frame.written_at, self._limits.bucket_fraction))
 
     def _soonest(self, frame: Frame) -> Node:
-        """Of the runs that share a frame the one that expires first speaks for it on disk: better forgotten than kept too long."""
+        """Of the runs that share a frame the one that expires first speaks for it on disk: better forgotten
+        than kept too long.
+        """
         return min(frame.nodes, key=self._catalog.retention.end)
 
     def finished(self, frame: Frame, size: int, result: WriteResult) -> None:
         """Note where a frame is durable, or that it was refused and stays in host memory alone."""
         self.in_flight_bytes -= size
         location = result.location
-        if location is not None and frame.dead:
+        if location is not None and (frame.dead or self._catalog.lost_any(frame)):
+            # Blocks left while they were being written: what is on disk now must not bring them back.
             self._catalog.plan.delete.append(location)
+            location = None
         elif location is not None:
             node = self._soonest(frame)
             self._catalog.segments.place(
@@ -119,8 +125,10 @@ class WriteBack:
                 self._catalog.plan.notes.append(TouchNote(location, node.retention_class, node.since))
         else:
             self._catalog.events.add("kvstore_write_refusals_total")
-        self._settle(frame, durable=location is not None and not frame.dead)
+        self._settle(frame, durable=location is not None)
         self._catalog.unhold(frame)
+        if location is None and result.location is not None and frame.nodes:
+            self.enqueue(frame.nodes[0])
 
     def _settle(self, frame: Frame, *, durable: bool) -> None:
         frame.queued = False

@@ -1,4 +1,6 @@
-"""Every byte of the key format, pinned: a change here is a new key version, and all stored blocks become unreachable."""
+"""Every byte of the key format, pinned: a change here is a new key version, and all stored blocks become
+unreachable.
+"""
 
 from __future__ import annotations
 

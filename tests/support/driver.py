@@ -1,4 +1,6 @@
-"""Drives a ladder the way a client does: fills reserved slots, digests its source, reads back under a lease."""
+"""Drives a ladder the way a client does: fills reserved slots, digests its source, reads back under a
+lease.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,29 @@ import hashlib
 import numpy as np
 import xxhash
 
-from kvstore.api import CommitAnswer, CommitRequest, Extent, MatchAnswer, PartBlocks, PartDigests, ReserveRequest
+from kvstore.api import (
+    CommitAnswer,
+    CommitRequest,
+    Extent,
+    MatchAnswer,
+    PartBlocks,
+    PartDigests,
+    ReserveRequest,
+)
 from kvstore.core.ladder import Ladder
 from kvstore.layout import CacheGroup, Layout, Part, Segment
 from kvstore.namespace import Namespace
 from kvstore.types import HASH_BYTES, AckTier, Addressing, BlockHash, GroupKind, key_at
 
 
-def namespace(*, addressing: Addressing = Addressing.CHAIN, model: str = "m", bytes_max: int = 600, parts: int = 1, side: str = "") -> Namespace:
+def namespace(
+    *,
+    addressing: Addressing = Addressing.CHAIN,
+    model: str = "m",
+    bytes_max: int = 600,
+    parts: int = 1,
+    side: str = "",
+) -> Namespace:
     """Build a small namespace; `side` adds a trailing group (2 blocks) or a checkpoint group."""
     groups = [CacheGroup("kv")]
     if side:
@@ -45,31 +62,42 @@ def fill(ladder: Ladder, space: Namespace, keys: bytes, extent: Extent) -> PartD
     """Write an extent's payloads into its slots; returns what to commit."""
     part = space.layout.parts[extent.part]
     datas = [payload(key_at(keys, extent.first + i), part) for i in range(extent.count)]
-    view = b"".join
     images = ladder.images(extent, part)
-    offset = 0
-    flat = [memoryview(image) for image in images]
     for index, data in enumerate(datas):
         position, where = index * part.stride_bytes, 0
-        for image in flat:
+        for image in images:
             if where <= position < where + len(image):
                 image[position - where : position - where + len(data)] = data
             where += len(image)
-        offset += 1
     lengths = np.array([len(data) for data in datas], np.uint32).tobytes()
-    return PartDigests(extent.part, extent.first, lengths, view(digests(data, part) for data in datas))
+    return PartDigests(extent.part, extent.first, lengths, b"".join(digests(data, part) for data in datas))
 
 
 def put(
-    ladder: Ladder, space: Namespace, parent: bytes, keys: bytes, *, retention_class: str = "", parts: tuple[PartBlocks, ...] = (),
-    put_id: bytes = b"", ack: AckTier = AckTier.HOST, blocks: int | None = None, acks: list[CommitAnswer] | None = None, session: int = 0,
-) -> CommitAnswer | None:  # fmt: skip
+    ladder: Ladder,
+    space: Namespace,
+    parent: bytes,
+    keys: bytes,
+    *,
+    retention_class: str = "",
+    parts: tuple[PartBlocks, ...] = (),
+    put_id: bytes = b"",
+    ack: AckTier = AckTier.HOST,
+    blocks: int | None = None,
+    acks: list[CommitAnswer] | None = None,
+    session: int = 0,
+) -> CommitAnswer | None:
     """Reserve, fill and commit; returns the commit's answer, or one made of the reserve's outcomes."""
     answer = ladder.reserve(
         ReserveRequest(
-            namespace=space.fingerprint, parent=BlockHash(parent), keys=keys, retention_class=retention_class, parts=parts,
-            put_id=put_id, session=session,
-        )  # fmt: skip
+            namespace=space.fingerprint,
+            parent=BlockHash(parent),
+            keys=keys,
+            retention_class=retention_class,
+            parts=parts,
+            put_id=put_id,
+            session=session,
+        )
     )
     if not answer.reservation:
         return CommitAnswer(outcomes=answer.outcomes)
@@ -80,7 +108,9 @@ def put(
 
 
 def check_extents(ladder: Ladder, space: Namespace, keys: bytes, extents: tuple[Extent, ...]) -> int:
-    """Compare every leased block with what belongs to its key; returns how many (block, part) pairs were compared."""
+    """Compare every leased block with what belongs to its key; returns how many (block, part) pairs were
+    compared.
+    """
     compared = 0
     for extent in extents:
         part = space.layout.parts[extent.part]

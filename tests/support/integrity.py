@@ -11,7 +11,9 @@ from kvstore.types import PAGE_BYTES
 
 
 def check_integrity(ladder: Ladder) -> None:
-    """Assert every structural invariant: trees, tails, back references, slots owned exactly once, accounting."""
+    """Assert every structural invariant: trees, tails, back references, slots owned exactly once,
+    accounting.
+    """
     catalog = ladder._catalog
     frames: dict[int, Frame] = {}
     for state in catalog.namespaces.values():
@@ -45,10 +47,12 @@ def _check_tree(state: NamespaceState) -> None:
 def _check_node(node: Node) -> None:
     assert node.count == sum(p.count for p in node.slices) > 0
     for piece in node.slices:
-        assert 0 <= piece.start and piece.start + piece.count <= piece.frame.count
+        assert piece.start >= 0 and piece.start + piece.count <= piece.frame.count
         assert node in piece.frame.nodes and not piece.frame.dead
         if piece.frame.location is None:
-            assert piece.frame.resident(piece.start, piece.count).all(), "a block that lies nowhere is in the index"
+            assert piece.frame.resident(piece.start, piece.count).all(), (
+                "a block that lies nowhere is in the index"
+            )
 
 
 def _check_slots(ladder: Ladder, frames: dict[int, Frame]) -> None:
@@ -74,7 +78,9 @@ def _check_slots(ladder: Ladder, frames: dict[int, Frame]) -> None:
             pages += len(slots) * put_part.data.part.stride_pages
     assert not [slot for slot, count in owned.items() if count > 1], "a slot has two owners"
     if not ladder._putting._quarantine:
-        assert pages == catalog.slabs.used_pages, f"{pages} pages are owned, {catalog.slabs.used_pages} counted"
+        assert pages == catalog.slabs.used_pages, (
+            f"{pages} pages are owned, {catalog.slabs.used_pages} counted"
+        )
     assert catalog.slabs.used_pages * PAGE_BYTES == ladder.gauges()["kvstore_host_used_bytes"]
 
 

@@ -66,7 +66,9 @@ class Disk:
 
 
 class DictTier:
-    """A tier over a dict. With `manual`, futures wait until `run` is called, so that tests choose the interleaving."""
+    """A tier over a dict. With `manual`, futures wait until `run` is called, so that tests choose the
+    interleaving.
+    """
 
     def __init__(self, disk: Disk, *, frames_per_segment: int = 4, manual: bool = False) -> None:
         self.disk = disk
@@ -117,7 +119,9 @@ class DictTier:
                     for i, n in enumerate(lengths)
                 ]
             )
-        stored = StoredFrame(write.header, location, records, write.header.retention_class, write.header.written_at)
+        stored = StoredFrame(
+            write.header, location, records, write.header.retention_class, write.header.written_at
+        )
         self.disk.frames[(segment, location.offset)] = stored
         return WriteResult(location)
 
@@ -129,7 +133,9 @@ class DictTier:
         lengths, digests = [], []
         for index, (payload, digest) in enumerate(records):
             segments = stored.header.parts[read.part_position].segments
-            found = b"".join(xxhash.xxh3_128_digest(payload[s.offset : s.offset + s.length]) for s in segments)
+            found = b"".join(
+                xxhash.xxh3_128_digest(payload[s.offset : s.offset + s.length]) for s in segments
+            )
             key = stored.header.keys[(read.first + index) * HASH_BYTES :][:HASH_BYTES]
             if found != digest or key != read.keys[index * HASH_BYTES :][:HASH_BYTES]:
                 return self._result(lengths, digests, MissReason.CORRUPT)

@@ -12,7 +12,8 @@ CLASSES = {c.name: c for c in SHIPPED_CLASSES}
 
 @dataclass(slots=True)
 class Block:
-    """One stored block: who follows whom, which class holds it since when, and whether it would survive a restart.
+    """One stored block: who follows whom, which class holds it since when, and whether it would survive a
+    restart.
 
     In a flat namespace the blocks that were put `together`, next to one another, also live together.
     """

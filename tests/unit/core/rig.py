@@ -20,19 +20,31 @@ class Rig:
     """Everything a core test needs, with one namespace open."""
 
     def __init__(
-        self, *, pages: int = 512, space: Namespace | None = None, limits: Limits | None = None, manual: bool = False,
-        disk: Disk | None = None, ssd: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        pages: int = 512,
+        space: Namespace | None = None,
+        limits: Limits | None = None,
+        manual: bool = False,
+        disk: Disk | None = None,
+        ssd: bool = True,
+    ) -> None:
         self.clock = ManualClock()
         self.disk = disk or Disk()
         self.tier = DictTier(self.disk, manual=manual)
         self.events = Events()
         self.alive: set[int] = set()
         self.memory = PrivateMemory(pages)
+        rng = random.Random(3)
         self.ladder = Ladder(
-            host=self.memory, ssd=self.tier if ssd else None, clock=self.clock, events=self.events, limits=limits,
-            client_alive=lambda session: session in self.alive, rng=random.Random(3),
-        )  # fmt: skip
+            host=self.memory,
+            ssd=self.tier if ssd else None,
+            clock=self.clock,
+            events=self.events,
+            limits=limits,
+            client_alive=lambda session: session in self.alive,
+            new_number=lambda: rng.getrandbits(63) | 1,
+        )
         self.ladder.recover()
         self.space = space or namespace()
         self.root = hashing.chain_root(self.space.fingerprint)

@@ -188,7 +188,10 @@ def test_a_namespace_that_differs_from_a_filled_sibling_says_so() -> None:
     answer = rig.ladder.open(other, root=root)
     assert "weights: stored 'w', offered 'other weights'" in answer.siblings[0]
     rig.space = other
-    assert rig.match(hashing.block_hashes(root, [1, 2, 3, 4], block_tokens=4)).reason is MissReason.IDENTITY_MISMATCH
+    assert (
+        rig.match(hashing.block_hashes(root, [1, 2, 3, 4], block_tokens=4)).reason
+        is MissReason.IDENTITY_MISMATCH
+    )
 
 
 def test_expiry_hides_and_a_new_put_of_the_parent_brings_the_child_back() -> None:
@@ -205,7 +208,9 @@ def test_eviction_leaves_the_leaves_first() -> None:
     rig = Rig(pages=64, ssd=False)
     trunk = rig.keys(20)
     put(rig.ladder, rig.space, rig.root, trunk)
-    branches = [trunk + hashing.block_hashes(BlockHash(trunk[-32:]), [b] * 40, block_tokens=4) for b in range(6)]
+    branches = [
+        trunk + hashing.block_hashes(BlockHash(trunk[-32:]), [b] * 40, block_tokens=4) for b in range(6)
+    ]
     for branch in branches:
         put(rig.ladder, rig.space, rig.root, branch)
         check_integrity(rig.ladder)
@@ -224,7 +229,9 @@ def test_a_second_model_gets_room() -> None:
     rig.ladder.open(other, root=root)
     keys = hashing.block_hashes(root, list(range(80)), block_tokens=4)
     answer = put(rig.ladder, other, root, keys)
-    assert answer is not None and answer.outcomes[0].count == 20 and answer.outcomes[0].outcome == "stored_host"
+    assert (
+        answer is not None and answer.outcomes[0].count == 20 and answer.outcomes[0].outcome == "stored_host"
+    )
     check_integrity(rig.ladder)
 
 
@@ -326,7 +333,9 @@ def test_ssd_capacity_evicts_whole_segments_and_their_descendants() -> None:
     assert 0 < sum(again.length(again.keys(3, salt=s)) for s in range(30)) < 90
 
 
-@pytest.mark.parametrize(("fields", "message"), [({"keys": b""}, "1..65536 keys"), ({"lease_seconds": 0.0}, "positive")])
+@pytest.mark.parametrize(
+    ("fields", "message"), [({"keys": b""}, "1..65536 keys"), ({"lease_seconds": 0.0}, "positive")]
+)
 def test_bad_matches_are_refused(fields: dict[str, object], message: str) -> None:
     rig, keys = stored()
     with pytest.raises(InvalidArgument, match=message):

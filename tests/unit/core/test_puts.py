@@ -31,7 +31,9 @@ def test_nothing_is_visible_before_the_commit() -> None:
     answer = rig.ladder.reserve(reserve(rig, keys))
     found = rig.match(keys)
     assert (found.blocks, found.reason) == (0, MissReason.IN_FLIGHT)
-    assert commit_all(rig, keys, answer.reservation, answer.extents).outcomes == (OutcomeRun(PutOutcome.STORED_HOST, 4),)
+    assert commit_all(rig, keys, answer.reservation, answer.extents).outcomes == (
+        OutcomeRun(PutOutcome.STORED_HOST, 4),
+    )
     assert rig.length(keys) == 4
 
 
@@ -109,7 +111,8 @@ def test_blocks_of_two_ranks_become_visible_together() -> None:
     rig = Rig(space=namespace(parts=2))
     keys = rig.keys(3)
     ranks = [
-        rig.ladder.reserve(reserve(rig, keys, put_id=b"step-1", parts=(PartBlocks(rank, 0, 3),))) for rank in (0, 1)
+        rig.ladder.reserve(reserve(rig, keys, put_id=b"step-1", parts=(PartBlocks(rank, 0, 3),)))
+        for rank in (0, 1)
     ]
     first = commit_all(rig, keys, ranks[0].reservation, ranks[0].extents)
     assert first.outcomes == (OutcomeRun(PutOutcome.PART_PENDING, 3),)
@@ -124,7 +127,9 @@ def test_the_shortest_rank_decides_how_much_is_visible() -> None:
     rig = Rig(space=namespace(parts=2))
     keys = rig.keys(5)
     for rank, blocks in ((0, 5), (1, 3)):
-        put(rig.ladder, rig.space, rig.root, keys, put_id=b"x", parts=(PartBlocks(rank, 0, 5),), blocks=blocks)
+        put(
+            rig.ladder, rig.space, rig.root, keys, put_id=b"x", parts=(PartBlocks(rank, 0, 5),), blocks=blocks
+        )
     assert rig.length(keys) == 3
     check_integrity(rig.ladder)
 
@@ -197,7 +202,11 @@ def test_an_ssd_acknowledgement_covers_ancestors_that_were_host_only() -> None:
 def test_bad_reserves_are_refused_and_lose_nothing(change: dict[str, object], message: str) -> None:
     rig = Rig()
     with pytest.raises(InvalidArgument, match=message):
-        rig.ladder.reserve(reserve(rig, **{"keys": rig.keys(2), **change}) if "parent" not in change else _with_parent(rig, change))
+        rig.ladder.reserve(
+            reserve(rig, **{"keys": rig.keys(2), **change})
+            if "parent" not in change
+            else _with_parent(rig, change)
+        )
     assert rig.ladder.gauges()["kvstore_host_used_bytes"] == 0
     put(rig.ladder, rig.space, rig.root, rig.keys(2))
     assert rig.length(rig.keys(2)) == 2
@@ -210,7 +219,9 @@ def _with_parent(rig: Rig, change: dict[str, object]) -> ReserveRequest:
 def test_an_unknown_namespace_is_refused() -> None:
     rig = Rig()
     with pytest.raises(UnknownNamespace, match="open it first"):
-        rig.ladder.reserve(ReserveRequest(namespace=Fingerprint(b"n" * 32), parent=rig.root, keys=rig.keys(1)))
+        rig.ladder.reserve(
+            ReserveRequest(namespace=Fingerprint(b"n" * 32), parent=rig.root, keys=rig.keys(1))
+        )
 
 
 def test_a_hash_that_does_not_follow_its_parent_is_refused() -> None:

@@ -1,0 +1,72 @@
+"""Oversight: what administrators and tools ask of a running ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvstore.api import ListAnswer, RunInfo, StatusSnapshot
+from kvstore.core import report
+from kvstore.core.verifying import VerifyStep, verify
+from kvstore.core.wiring import Wiring
+from kvstore.tiers.base import SegmentInfo
+from kvstore.types import PAGE_BYTES, Fingerprint, MissReason
+
+
+class Oversight(Wiring):
+    """Listing, inspection, verification and totals; none of it touches or counts anything."""
+
+    def list(self, namespace: Fingerprint, *, cursor: str = "", limit: int = 100) -> ListAnswer:
+        """Return one page of a namespace's runs."""
+        with self._lock:
+            return report.list_runs(self._catalog, self._catalog.state(namespace), cursor=cursor, limit=limit)
+
+    def inspect(
+        self, namespace: Fingerprint, *, keys: bytes = b"", hash_prefix: bytes = b"", limit: int = 100
+    ) -> tuple[tuple[RunInfo, ...], int, MissReason | None]:
+        """Return the runs behind the keys of a prompt, or those with a hash; how many blocks are visible,
+        and why no more.
+        """
+        with self._lock:
+            state = self._catalog.state(namespace)
+            if not keys:
+                return report.find_runs(self._catalog, state, hash_prefix=hash_prefix, limit=limit), 0, None
+            self._check_keys(keys)
+            found = self._matcher.find(state, keys, now=self._retention.now(), exact_only=False)
+            nodes = (
+                [node for node, _ in state.runs.walk(keys)] if not state.flat else list(found.loose.values())
+            )
+            return (
+                tuple(report.run_info(self._catalog, node) for node in nodes[:limit]),
+                found.blocks,
+                found.reason,
+            )
+
+    def verify(self, namespace: Fingerprint | None = None) -> Iterator[VerifyStep]:
+        """Re-read and check every digest in every tier; blocking, for an administrator's thread."""
+        return verify(self._catalog, self._ssd, self._decision, self._retention.now, namespace)
+
+    def status(self) -> StatusSnapshot:
+        """Return totals by tier, class and namespace, counters and gauges."""
+        with self._lock:
+            return report.status(self._catalog, self._ssd, self.gauges())
+
+    def gauges(self) -> dict[str, float]:
+        """Return the present levels, cheaply."""
+        with self._lock:
+            return {
+                "kvstore_leases": len(self._leases),
+                "kvstore_reservations": len(self._putting),
+                "kvstore_prefetches": len(self._prefetches),
+                "kvstore_quarantined_slots": self._putting.quarantined_slots,
+                "kvstore_write_queue_bytes": self._writeback.queued_bytes + self._writeback.in_flight_bytes,
+                "kvstore_loads_in_flight": self._loads.in_flight,
+                "kvstore_loads_queued": self._loads.queued,
+                "kvstore_host_used_bytes": self._catalog.slabs.used_pages * PAGE_BYTES,
+                "kvstore_ssd_used_bytes": self._catalog.segments.used_bytes,
+                "kvstore_nodes": sum(len(s.runs.tails) for s in self._catalog.namespaces.values()),
+                "kvstore_segments": len(self._catalog.segments),
+            }
+
+    def segments(self) -> Sequence[SegmentInfo]:
+        """Return the SSD tier's segments."""
+        return self._ssd.segments() if self._ssd is not None else []

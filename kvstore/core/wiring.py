@@ -1,0 +1,127 @@
+"""How the core is put together: the parts, the one lock, and what happens once it is released."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvstore.clock import Clock
+from kvstore.core.catalog import Catalog
+from kvstore.core.eviction import EvictionPolicy, ExactLru
+from kvstore.core.housekeeping import Housekeeping
+from kvstore.core.leases import LeaseTable
+from kvstore.core.ledger import DepartedLedger
+from kvstore.core.limits import Limits
+from kvstore.core.loads import Loads
+from kvstore.core.matching import Matcher
+from kvstore.core.plan import Plan
+from kvstore.core.prefetches import PrefetchTable
+from kvstore.core.pumps import ReadPump, WritePump
+from kvstore.core.putting import Putting
+from kvstore.core.retention import Retention, SteadyWall
+from kvstore.core.writeback import WriteBack
+from kvstore.errors import InvalidArgument, ShuttingDown
+from kvstore.events import Events
+from kvstore.retention import SHIPPED_CLASSES, RetentionClass
+from kvstore.tiers.base import HostMemory, Tier
+from kvstore.types import key_count
+
+
+class Wiring:
+    """The parts of a ladder over host memory and, if there is one, SSD.
+
+    `new_number` gives unguessable numbers for leases and reservations; `client_alive` says whether a
+    session's client still holds its lock. Decisions are made inside `_decision`; the I/O and the news that
+    they ask for follow after the lock.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: HostMemory,
+        ssd: Tier | None,
+        clock: Clock,
+        events: Events,
+        classes: Sequence[RetentionClass] = SHIPPED_CLASSES,
+        limits: Limits | None = None,
+        policy: EvictionPolicy | None = None,
+        new_number: Callable[[], int],
+        client_alive: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._clock = clock
+        self._ssd = ssd
+        self._host = host
+        self._limits = limits or Limits()
+        self._plan = Plan()
+        self._news: deque[Callable[[], None]] = deque()
+        self._sending = threading.Lock()
+        self._retention = Retention(classes, SteadyWall(clock))
+        self._catalog = Catalog(
+            memory=host,
+            policy=policy or ExactLru(),
+            retention=self._retention,
+            ledger=DepartedLedger(self._limits.ledger_entries),
+            events=events,
+            plan=self._plan,
+        )
+        self._matcher = Matcher(self._catalog, self._limits)
+        self._loads = Loads(self._catalog, self._limits)
+        self._leases = LeaseTable(self._catalog, self._loads, self._limits, new_number=new_number)
+        self._prefetches = PrefetchTable(self._loads, self._limits, new_number=new_number)
+        self._writeback = WriteBack(self._catalog, self._limits, enabled=ssd is not None)
+        self._putting = Putting(
+            self._catalog,
+            self._writeback,
+            self._limits,
+            new_number=new_number,
+            client_alive=client_alive,
+        )
+        self._reads = ReadPump(ssd, self._loads, self._decision, self._retention.now)
+        self._writes = WritePump(ssd, self._writeback, self._decision)
+        self._housekeeping = Housekeeping(self._catalog, self._leases, self._prefetches, self._putting)
+        self._draining = False
+
+    @contextmanager
+    def _decision(self) -> Iterator[None]:
+        """Hold the lock for a decision, then carry out what it asks for."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._carry_out()
+
+    def _carry_out(self) -> None:
+        with self._lock:
+            plan = self._plan.take()
+            self._news.extend(plan.calls)
+        if self._ssd is not None:
+            if plan.notes:
+                self._ssd.annotate(plan.notes)
+            if plan.unlink:
+                self._ssd.unlink(plan.unlink)
+            if plan.delete:
+                self._ssd.delete(plan.delete)
+        self._send_news()
+
+    def _send_news(self) -> None:
+        """Send news in the order of the decisions, one thread at a time: an end that overtakes the extents
+        before it would make a reader give up on them. Who finds a sender at work leaves its news to it.
+        """
+        while self._news and self._sending.acquire(blocking=False):
+            try:
+                while self._news:
+                    self._news.popleft()()
+            finally:
+                self._sending.release()
+
+    def _admit(self) -> None:
+        if self._draining:
+            raise ShuttingDown("the daemon is shutting down: nothing new is admitted")
+
+    def _check_keys(self, keys: bytes) -> None:
+        count = key_count(keys)
+        if not 1 <= count <= self._limits.keys_max:
+            raise InvalidArgument(f"1..{self._limits.keys_max} keys allowed, got {count}")
