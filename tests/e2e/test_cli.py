@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvstore.bench.groups import GROUPS
 from kvstore.cli.child import ChildDaemon
 from kvstore.client import Client
 from kvstore.hashing import block_hashes, chain_root
@@ -205,8 +206,13 @@ def test_a_changed_byte_is_found(stopped: ChildDaemon) -> None:
     assert "digest" in fault["detail"]
 
 
+def readme_examples() -> list[str]:
+    """Return the README's Python blocks."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+
+
 def test_the_readme_example_works(daemon: ChildDaemon) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    example = readme_examples()[0]
     environment = os.environ | {"KVSTORE_ADDRESS": daemon.address}
     done = subprocess.run(
         [sys.executable, "-c", example],
@@ -219,6 +225,21 @@ def test_the_readme_example_works(daemon: ChildDaemon) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["6 blocks stored", "6 blocks back, reason: None"]
+
+
+def test_the_readme_example_of_the_adapter_works(
+    daemon: ChildDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from tests.support.tiny_model import tiny_model, tokens
+
+    monkeypatch.setenv("KVSTORE_ADDRESS", daemon.address)
+    model, prompt_ids = tiny_model(seed=11), tokens(200, seed=3)
+    for _ in range(2):
+        exec(readme_examples()[1], {"model": model, "prompt_ids": prompt_ids})
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "0 of 200 prompt tokens came from the store"
+    assert re.fullmatch(r"1\d\d of 200 prompt tokens came from the store", shown[1])
 
 
 def test_bench_writes_what_it_shows(tmp_path: Path) -> None:
@@ -248,3 +269,12 @@ def test_over_tcp_with_a_token(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
         findings = {f["check"]: f for f in document(done)["findings"] if f["section"] == "daemon"}
         assert findings["host tier"]["level"] == "ok"
+
+
+@pytest.mark.slow
+def test_every_group_of_the_bench_runs(tmp_path: Path) -> None:
+    done = kvstore("bench", "--quick", "--rounds", "1", "--json", "-", "--directory", str(tmp_path))
+    rows = {row["name"]: row for row in document(done)["rows"]}
+    assert set(rows) == {spec.name for group in GROUPS.values() for spec in group.rows}
+    unmeasured = {name for name, row in rows.items() if row["value"] is None}
+    assert unmeasured <= {"ssd_read"}, {name: rows[name]["detail"] for name in unmeasured}
