@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,6 +22,7 @@ BLOCK_TOKENS = 32
 ANSWER_TOKENS_MAX = 32
 SETTLE_SECONDS_MAX = 20.0
 ARENA_BYTES_MIN = 256 << 20
+SHARED_MEMORY = Path("/dev/shm")
 
 Step = Callable[[str], AbstractContextManager[Callable[[str], None]]]
 """Shows that something is under way; what it yields replaces the text by the outcome."""
@@ -90,8 +93,10 @@ class Outcome:
     model: dict[str, Any] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     residencies: list[Residency] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     restart_seconds: float = 0.0
     seconds: float = 0.0
+    load_average: float = 0.0
 
     @property
     def is_fine(self) -> bool:
@@ -136,6 +141,7 @@ class Story:
                     self._turn(third, 3, prompts[2], plain[2])
                 self._look(daemon, "after turn 3")
         self._outcome.seconds = time.monotonic() - began
+        self._outcome.load_average = os.getloadavg()[0]
         return self._outcome
 
     @contextmanager
@@ -150,8 +156,16 @@ class Story:
             yield process
 
     def _daemon(self, tokens: int) -> ChildDaemon:
-        bytes_needed = (tokens + ANSWER_TOKENS_MAX) * int(self._outcome.model["token_bytes"])
-        return ChildDaemon(self._directory, arena_bytes=max(ARENA_BYTES_MIN, 2 * bytes_needed))
+        """Return a daemon with room for the conversation twice over; on disk where /dev/shm is too small."""
+        needed = 2 * (tokens + ANSWER_TOKENS_MAX) * int(self._outcome.model["token_bytes"])
+        arena_bytes = max(ARENA_BYTES_MIN, needed)
+        settings = {}
+        if _free_bytes(SHARED_MEMORY) < arena_bytes * 5 // 4:
+            settings["host.directory"] = str(self._directory)
+            self._outcome.remarks.append(
+                f"{SHARED_MEMORY} has no room for {arena_bytes >> 20} MiB: host memory was a file on disk"
+            )
+        return ChildDaemon(self._directory, arena_bytes=arena_bytes, settings=settings)
 
     def _without_store(
         self, worker: WorkerProcess, chat: Conversation
@@ -208,6 +222,13 @@ class Story:
                     break
                 time.sleep(0.1)
         self._outcome.residencies.append(_summed(moment, runs))
+
+
+def _free_bytes(mount: Path) -> int:
+    try:
+        return shutil.disk_usage(mount).free
+    except OSError:
+        return 0
 
 
 def _conversation(plain: dict[str, Any]) -> Conversation:

@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from kvstore.cli.demo_ideal import ModelSizes
-from kvstore.cli.demo_story import ACTS, Outcome, Turn
+from kvstore.cli.demo_report import sheet
+from kvstore.cli.demo_story import ACTS, Outcome, Residency, Turn
+from kvstore.cli.demo_text import conversation
 
 SMOLLM2 = ModelSizes(
     layers=30, heads=9, head_dim=64, layer_parameters=106_202_880, head_parameters=28_311_552
@@ -29,26 +33,98 @@ def test_nothing_known_is_no_gain() -> None:
 
 
 def turn(number: int, *, ids: list[int], tiers: dict[str, int]) -> Turn:
-    stored = {"ids": ids, "tiers": tiers, "first_token_seconds": 0.5, "hit_tokens": 96, "prompt_tokens": 100}
-    return Turn(
-        act=ACTS[number - 1],
-        plain={"ids": [1, 2], "first_token_seconds": 5.0},
-        stored=stored,
-        ideal_speed_up=20.0,
-    )
+    stored = {
+        "ids": ids,
+        "text": "so it says",
+        "tiers": tiers,
+        "reason": None,
+        "unsaved_reason": None,
+        "first_token_seconds": 0.5,
+        "hit_tokens": 96 if tiers else 0,
+        "prompt_tokens": 100,
+    }
+    plain = {"ids": [1, 2], "text": "so it must", "first_token_seconds": 5.0}
+    return Turn(act=ACTS[number - 1], plain=plain, stored=stored, ideal_speed_up=20.0)
+
+
+GOOD = [
+    turn(1, ids=[1, 2], tiers={}),
+    turn(2, ids=[1, 2], tiers={"host": 3}),
+    turn(3, ids=[1, 2], tiers={"ssd": 3}),
+]
+NOT_FROM_SSD = [*GOOD[:2], turn(3, ids=[1, 2], tiers={})]
+OTHER_ANSWER = [*GOOD[:2], turn(3, ids=[1, 9], tiers={"ssd": 3})]
+
+
+def printed(outcome: Outcome, *, dtype: str = "float32") -> str:
+    screen = Console(width=80, file=StringIO())
+    with screen.capture() as captured:
+        screen.print(sheet(outcome, dtype=dtype).drawn())
+    return " ".join(captured.get().split())  # wherever a line was folded
 
 
 def test_a_demo_without_its_hits_or_with_other_answers_is_not_fine() -> None:
-    good = [
-        turn(1, ids=[1, 2], tiers={}),
-        turn(2, ids=[1, 2], tiers={"host": 3}),
-        turn(3, ids=[1, 2], tiers={"ssd": 3}),
-    ]
-    assert Outcome(turns=good).is_fine
-    assert good[1].speed_up == 10.0
-    assert not Outcome(turns=[*good[:2], turn(3, ids=[1, 2], tiers={})]).is_fine
-    assert not Outcome(turns=[*good[:2], turn(3, ids=[1, 9], tiers={"ssd": 3})]).is_fine
-    assert not Outcome(turns=good[:2]).is_fine
+    assert Outcome(turns=GOOD).is_fine
+    assert GOOD[1].speed_up == 10.0
+    assert not Outcome(turns=NOT_FROM_SSD).is_fine
+    assert not Outcome(turns=OTHER_ANSWER).is_fine
+    assert not Outcome(turns=GOOD[:2]).is_fine
+
+
+def test_the_report_fits_a_narrow_screen_and_says_what_matters() -> None:
+    outcome = Outcome(turns=GOOD)
+    outcome.residencies.append(
+        Residency(
+            moment="after turn 1",
+            blocks=3,
+            host_blocks=3,
+            ssd_blocks=3,
+            bytes=3 << 20,
+            retention_class="agent",
+            expires_in_seconds=3 * 86400.0 - 2,
+        )
+    )
+    text = printed(outcome)
+    for expected in (
+        "host: 3",
+        "ssd: 3",
+        "96.0 %",
+        "10.0x",
+        "20.0x",
+        "3.0 MiB",
+        "agent",
+        "3 d",
+        "identical: yes",
+    ):
+        assert expected in text
+    assert "without the store:" not in text
+
+
+def test_the_report_says_what_went_wrong() -> None:
+    missing = printed(Outcome(turns=NOT_FROM_SSD))
+    assert "turn 3: expected blocks from ssd, got none" in missing
+    assert "hits are missing" in missing
+    other = printed(Outcome(turns=OTHER_ANSWER), dtype="bfloat16")
+    assert "identical: no" in other
+    assert "turn 3 answered otherwise" in other
+    assert "so it must" in other
+    assert "bfloat16 rounds differently" in other
+
+
+def test_the_report_admits_that_times_of_a_busy_machine_say_little() -> None:
+    assert "times say little" in printed(Outcome(turns=GOOD, load_average=1000.0))
+    assert "times say little" not in printed(Outcome(turns=GOOD, load_average=0.5))
+
+
+def test_the_conversation_is_the_same_every_time_and_grows_by_its_answers() -> None:
+    def encode(text: str) -> list[int]:
+        return list(text.encode())
+
+    chat = conversation(encode, tokens=4000)
+    assert chat == conversation(encode, tokens=4000)
+    following = chat.next_prompt(chat.opening, (7, 8), turn=1)
+    assert following[: len(chat.opening) + 3] == (*chat.opening, 7, 8, chat.end)
+    assert following == chat.next_prompt(chat.opening, (7, 8, chat.end), turn=1)
 
 
 def run_demo(cache: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -73,7 +149,12 @@ def test_the_demo_as_a_program_reads_it(tmp_path: Path) -> None:
     assert list(host["tiers"]) == ["host"]
     assert "ssd" in ssd["tiers"]
     assert min(host["hit_share"], ssd["hit_share"]) > 0.85
-    assert [at["moment"] for at in report["residency"]] == ["after turn 1", "after turn 2", "after the restart", "after turn 3"]
+    assert [at["moment"] for at in report["residency"]] == [
+        "after turn 1",
+        "after turn 2",
+        "after the restart",
+        "after turn 3",
+    ]
     assert report["residency"][2]["host_blocks"] == 0
     assert report["residency"][2]["ssd_blocks"] == report["residency"][2]["blocks"] > 0
 
