@@ -27,7 +27,7 @@ SEGMENTS_NAME = "segments"
 NAMESPACES_NAME = "namespaces"
 PROBE_NAME = "probe.tmp"
 STALE_NAME = "index.stale"
-"""While this file is there, index rows may name deleted frames, so the index is rebuilt from the segments."""
+"""While this file is there the index cannot be trusted, and the next start rebuilds it from the segments."""
 READING_NAME = "index.reading"
 """Counts the starts that began to read the index and have not come to an end."""
 _SEGMENT_SUFFIX = ".seg"
@@ -104,6 +104,14 @@ def write_durable(fs: FileSystem, path: Path, *, content: bytes) -> None:
         fs.close(handle)
     fs.rename(temporary, path)
     fs.fsync_directory(path.parent)
+
+
+def distrust_index(fs: FileSystem, directory: DataDirectory) -> None:
+    """Have the next start rebuild the index: it is damaged, or its rows still name frames that are deleted.
+
+    Errors: OSError.
+    """
+    write_durable(fs, directory.root / STALE_NAME, content=b"rebuild\n")
 
 
 def prepare(fs: FileSystem, directory: DataDirectory) -> None:

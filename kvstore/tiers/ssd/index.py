@@ -12,7 +12,7 @@ import os
 import shutil
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -76,11 +76,12 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """Up to `watermark` every living frame of the segment has a row; `file_end` is above it once sealed."""
+    """Up to `watermark` every living frame of the segment has a row; `frames` of them there must be."""
 
     identity: bytes
     watermark: int
     sealed: bool
+    frames: int
 
 
 @dataclass(slots=True)
@@ -100,13 +101,23 @@ class IndexUnusable(Exception):
     """The index is missing, damaged, of another version or of another store: rebuild it."""
 
 
+INDEX_ERRORS = (lmdb.Error, SystemError)
+"""What the binding raises; SystemError when damaged pages confuse it."""
+_DAMAGE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, IndexUnusable, SystemError)
+
+
+def is_damage(error: Exception) -> bool:
+    """Say whether an error means damaged pages, and not a full disk or map."""
+    return isinstance(error, _DAMAGE)
+
+
 class Index:
     """An open LMDB environment.
 
     `segments` are the segment rows that were there when it was opened.
 
     Threads: one thread writes (LMDB allows no second), any thread reads.
-    Errors: lmdb.Error from every verb, also for a full disk or a full map.
+    Errors: INDEX_ERRORS from every verb, also for a full disk or a full map.
     """
 
     def __init__(self, path: Path, *, store: bytes, bytes_max: int, create: bool) -> None:
@@ -125,7 +136,7 @@ class Index:
             raise IndexUnusable(f"{path} cannot be opened: {error}") from error
         try:
             self._open_tables(create=create)
-        except lmdb.Error as error:
+        except INDEX_ERRORS as error:
             self._env.close()
             raise IndexUnusable(f"{path} cannot be read: {error}") from error
         except IndexUnusable:
@@ -182,9 +193,7 @@ class Index:
             for (segment, offset), (touched_at, name) in change.touches.items():
                 txn.put(_KEY.pack(segment, offset), _TOUCH.pack(touched_at, name.encode()), db=self._touches)
             for segment, offset in change.frames_gone:
-                key = _KEY.pack(segment, offset)
-                txn.delete(key, db=self._frames)
-                txn.delete(key, db=self._touches)
+                self._drop(txn, segment, offset)
             for segment in change.segments_gone:
                 self._forget(txn, segment)
             txn.put(_META_KEY, _META.pack(INDEX_VERSION, self._store, next_number), db=self._meta)
@@ -201,8 +210,20 @@ class Index:
             return False
         for row in growth.rows:
             txn.put(_KEY.pack(growth.segment, row.offset), _pack_row(row), db=self._frames)
-        txn.put(key, _pack_segment(SegmentRow(growth.identity, growth.end, growth.sealed)), db=self._segments)
+        frames = len(growth.rows) + (before.frames if before is not None else 0)
+        after = SegmentRow(growth.identity, growth.end, growth.sealed, frames)
+        txn.put(key, _pack_segment(after), db=self._segments)
         return True
+
+    def _drop(self, txn: Any, segment: int, offset: int) -> None:
+        key = _KEY.pack(segment, offset)
+        txn.delete(key, db=self._touches)
+        if not txn.delete(key, db=self._frames):
+            return
+        prefix = struct.pack(">Q", segment)
+        row = _unpack_segment(txn.get(prefix, db=self._segments))
+        if row is not None:
+            txn.put(prefix, _pack_segment(replace(row, frames=row.frames - 1)), db=self._segments)
 
     def _forget(self, txn: Any, segment: int) -> None:
         prefix = struct.pack(">Q", segment)
@@ -212,13 +233,16 @@ class Index:
             while cursor.set_range(prefix) and cursor.key()[:8] == prefix:
                 cursor.delete()
 
-    def rows(self, segment: int) -> list[FrameRow]:
+    def rows(self, segment: int, *, count: int) -> list[FrameRow]:
         """Return the frame rows of a segment in write order.
 
-        Errors: IndexUnusable when one is damaged.
+        Errors: IndexUnusable when one is damaged or there are not as many as there must be.
         """
         with self._env.begin() as txn:
-            return [_unpack_row(offset, value) for offset, value in _range(txn, self._frames, segment)]
+            rows = [_unpack_row(offset, value) for offset, value in _range(txn, self._frames, segment)]
+        if len(rows) != count:
+            raise IndexUnusable(f"{len(rows)} frame rows of segment {segment:016x}, {count} expected")
+        return rows
 
     def has_row(self, segment: int, offset: int) -> bool:
         """Say whether a frame has a row."""
@@ -256,6 +280,8 @@ def _range(txn: Any, db: Any, segment: int) -> Iterator[tuple[int, bytes]]:
     for key, value in cursor:
         if key[:8] != prefix:
             return
+        if len(key) != _KEY.size:
+            raise IndexUnusable(f"a key of {len(key)} bytes")
         yield _KEY.unpack(key)[1], value
 
 
@@ -307,7 +333,7 @@ def _unpack_row(offset: int, value: bytes) -> FrameRow:
 
 
 def _pack_segment(row: SegmentRow) -> bytes:
-    body = _SEGMENT_ROW.pack(row.identity, row.watermark, int(row.sealed), 0)
+    body = _SEGMENT_ROW.pack(row.identity, row.watermark, int(row.sealed), row.frames)
     return body + xxhash.xxh3_64_digest(body)
 
 
@@ -318,9 +344,9 @@ def _unpack_segment(value: bytes | None) -> SegmentRow | None:
         or xxhash.xxh3_64_digest(value[:-8]) != value[-8:]
     ):
         return None
-    identity, watermark, sealed, _ = _SEGMENT_ROW.unpack_from(value)
+    identity, watermark, sealed, frames = _SEGMENT_ROW.unpack_from(value)
     assert len(identity) == ID_BYTES
-    return SegmentRow(identity, watermark, bool(sealed))
+    return SegmentRow(identity, watermark, bool(sealed), frames)
 
 
 def _check_length(path: Path) -> None:

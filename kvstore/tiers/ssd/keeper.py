@@ -15,12 +15,10 @@ from concurrent.futures import Future
 from enum import Enum
 from itertools import islice
 
-import lmdb
-
 from kvstore.clock import Clock
 from kvstore.tiers.base import FrameLocation, TouchNote
 from kvstore.tiers.fs import FileSystem, aligned_buffer, read_up_to, write_all
-from kvstore.tiers.ssd.directory import STALE_NAME, DataDirectory, write_durable
+from kvstore.tiers.ssd.directory import DataDirectory, distrust_index
 from kvstore.tiers.ssd.format import (
     SEAL_MAGIC,
     TOMBSTONE_BYTES,
@@ -30,7 +28,7 @@ from kvstore.tiers.ssd.format import (
     encode_tombstone,
 )
 from kvstore.tiers.ssd.health import Health
-from kvstore.tiers.ssd.index import Change, Growth, Index
+from kvstore.tiers.ssd.index import INDEX_ERRORS, Change, Growth, Index, is_damage
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
 from kvstore.types import PAGE_BYTES
 
@@ -154,11 +152,13 @@ class IndexKeeper:
             return True
         try:
             skipped = self._index.commit(change, next_number=self._table.next_number)
-        except lmdb.Error as error:
+        except INDEX_ERRORS as error:
             # The watermarks stay where they are, so a start reads from the segments what the rows lack.
             self._health.count("index", error)
             self._health.note("index", f"the index lags: {error}")
             self._keep_for_later(change)
+            if is_damage(error):
+                self._distrust_index()
             return False
         self._health.note("index", "the index lags behind some segments" if skipped else "")
         return True
@@ -172,9 +172,8 @@ class IndexKeeper:
                 self._growths[:0] = change.growths
 
     def _distrust_index(self) -> None:
-        """Have the next start rebuild the index, whose rows still name frames that are deleted."""
         try:
-            write_durable(self._fs, self._directory.root / STALE_NAME, content=b"rows of deleted frames\n")
+            distrust_index(self._fs, self._directory)
         except OSError as error:
             self._health.count("index", error)
 
@@ -236,7 +235,7 @@ class IndexKeeper:
         """Say whether the index still takes a frame for living, whatever its header says."""
         try:
             return self._index.has_row(frame.segment, frame.offset)
-        except lmdb.Error as error:
+        except INDEX_ERRORS as error:
             self._health.count("index", error)
             return False
 

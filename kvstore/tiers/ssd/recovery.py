@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import lmdb
-
 from kvstore.clock import Clock
 from kvstore.errors import TierUnavailable
 from kvstore.layout import Part
@@ -25,6 +23,7 @@ from kvstore.tiers.ssd.directory import (
     SEGMENTS_NAME,
     STALE_NAME,
     DataDirectory,
+    distrust_index,
     read_namespaces,
     read_small,
     segment_number,
@@ -40,7 +39,16 @@ from kvstore.tiers.ssd.format import (
     stored_part,
 )
 from kvstore.tiers.ssd.health import Health
-from kvstore.tiers.ssd.index import Change, FrameRow, Growth, Index, IndexUnusable, SegmentRow
+from kvstore.tiers.ssd.index import (
+    INDEX_ERRORS,
+    Change,
+    FrameRow,
+    Growth,
+    Index,
+    IndexUnusable,
+    SegmentRow,
+    is_damage,
+)
 from kvstore.tiers.ssd.keeper import entomb
 from kvstore.tiers.ssd.scan import Found, Piece, Scanner
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
@@ -88,6 +96,7 @@ class Recovery:
         self._tally = Tally()
         self._change = Change()
         self._known_parts: dict[tuple[Fingerprint, _PartsKey], tuple[Part, ...] | None] = {}
+        self._index_is_damaged = False
         self._seconds = 0.0
 
     def frames(self) -> Iterator[RecoveredFrame]:
@@ -173,10 +182,13 @@ class Recovery:
             self._fs.stat(self._directory.root / STALE_NAME)
         except FileNotFoundError:
             return ""
-        return "its rows may name deleted frames"
+        return "it was marked as not to be trusted"
 
     def _trust_index(self) -> None:
-        for name in (STALE_NAME, READING_NAME):
+        """Note that the index was read to its end; a damaged one is rebuilt by the next start."""
+        if self._index_is_damaged:
+            distrust_index(self._fs, self._directory)
+        for name in (READING_NAME,) if self._index_is_damaged else (STALE_NAME, READING_NAME):
             try:
                 self._fs.unlink(self._directory.root / name)
             except FileNotFoundError:
@@ -191,7 +203,8 @@ class Recovery:
             return
         try:
             self.index.commit(change, next_number=self._table.next_number)
-        except lmdb.Error as error:
+        except INDEX_ERRORS as error:
+            self._index_is_damaged |= is_damage(error)
             self._health.count("index", error)
             self._health.note("index", f"the index lags: {error}")
             if sum(len(growth.rows) for growth in self.unsaved) <= ROWS_PER_COMMIT:
@@ -250,11 +263,12 @@ class Recovery:
         assert self.index is not None
         number, identity = state.header.number, state.header.identity
         touches: dict[int, tuple[float, str]] = {}
-        if row is not None:
+        if row is not None and row.identity == identity:
             try:
-                touches = self.index.touches(number) if row.identity == identity else {}
+                touches = self.index.touches(number)
                 frame_rows = self._rows_of(state, row, size_bytes)
-            except (IndexUnusable, lmdb.Error) as error:
+            except (IndexUnusable, *INDEX_ERRORS) as error:
+                self._index_is_damaged |= is_damage(error)
                 log.warning(
                     "segment is scanned, its rows are of no use segment=%016x error=%s", number, error
                 )
@@ -270,11 +284,9 @@ class Recovery:
 
     def _rows_of(self, state: SegmentState, row: SegmentRow, size_bytes: int) -> list[FrameRow]:
         assert self.index is not None
-        if row.identity != state.header.identity:
-            raise IndexUnusable("they are of an earlier segment of this number")
         if row.watermark > size_bytes:
             raise IndexUnusable(f"they reach to {row.watermark} and the file to {size_bytes}")
-        return self.index.rows(state.header.number)
+        return self.index.rows(state.header.number, count=row.frames)
 
     def _start_over(self, number: int, touches: dict[int, tuple[float, str]]) -> None:
         """Drop the rows of a segment, so that its scan can write them anew; the touches are kept."""

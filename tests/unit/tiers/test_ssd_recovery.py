@@ -131,7 +131,8 @@ def change_meta(index: Path, *, at: int) -> None:
             txn.put(b"meta", bytes(packed), db=db)
 
 
-def test_a_damaged_row_sends_its_segment_to_the_scan(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_damaged_row_sends_its_segment_to_the_scan_and_ends_the_trust(tmp_path: Path, damage: str) -> None:
     frames, places = stored(tmp_path, 3, 1)
     with lmdb.open(str(tmp_path / "index"), max_dbs=4) as env:
         db = env.open_db(b"frames")
@@ -139,11 +140,16 @@ def test_a_damaged_row_sends_its_segment_to_the_scan(tmp_path: Path) -> None:
             cursor = txn.cursor(db=db)
             assert cursor.first()
             key, value = cursor.item()
-            txn.put(key, value[:50] + b"x" + value[51:], db=db)
+            if damage == "missing":
+                txn.delete(key, db=db)
+            else:
+                txn.put(key, value[:50] + b"x" + value[51:], db=db)
     tier, found = reopened(tmp_path)
     assert [frame.header for frame in found] == [built.write.header for built in frames]
+    assert (tmp_path / "index.stale").exists()
     tier.close(deadline_seconds=WAIT_SECONDS)
     again, found = reopened(tmp_path)
+    assert again.report().rebuilt
     assert [frame.location for frame in found] == places
     again.close(deadline_seconds=WAIT_SECONDS)
 
