@@ -31,6 +31,7 @@ class ClientLimits:
     """Bounds of one client. Units are in the names.
 
     `connect_seconds` bounds one attempt to connect, hello and arena mapping included; `open_seconds` an open.
+    `worker_threads` serve submitted fetches, gets and puts, most of which wait for loads.
     `plaintext_on_loopback` lets a token travel over TCP to this very machine without TLS.
     """
 
@@ -44,6 +45,6 @@ class ClientLimits:
     requests_max: int = 1024
     tickets_max: int = 256
     copy_threads: int = COPY_THREADS
-    worker_threads: int = 2
+    worker_threads: int = 8
     chunk_bytes: int = CHUNK_BYTES_MAX
     plaintext_on_loopback: bool = False

@@ -29,12 +29,14 @@ from kvstore.rpc.wire import (
     list_answer_from_wire,
     prefetch_answer_from_wire,
 )
-from kvstore.types import AckTier, BlockHash, Fingerprint, MatchMode, ReleaseOutcome, key_count
+from kvstore.types import HASH_BYTES, AckTier, BlockHash, Fingerprint, MatchMode, ReleaseOutcome, key_count
 
 if TYPE_CHECKING:
     from kvstore.client.client import Client
     from kvstore.client.link import Link, RootKey
 
+KEYS_MAX = 65536
+"""Blocks of one match; the daemon's default limit."""
 MATCH_SECONDS = 0.020
 FETCH_SECONDS = 2.0
 PUT_SECONDS = 5.0
@@ -97,6 +99,7 @@ class OpenNamespace:
         """Return the longest stored prefix, with a lease on it; a daemon that is gone or hung is a miss.
 
         An answer that comes too late gives its lease back by itself.
+        Of longer prompts the first 65,536 blocks are asked.
         """
         request = self._match_request(
             keys, mode, owner, retention_class, exact_only, tuple(parts), lease_seconds, load
@@ -388,7 +391,8 @@ class OpenNamespace:
         key_count(keys)
         return MatchRequest(
             namespace=self.fingerprint,
-            keys=keys,
+            # A prefix of a prefix is a right answer; a request beyond the daemon's limit has none.
+            keys=keys[: KEYS_MAX * HASH_BYTES],
             mode=mode,
             owner=owner,
             retention_class=retention_class,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvstore.api import MatchAnswer, MatchRequest, Progress, TierRun
@@ -24,7 +25,7 @@ from kvstore.errors import InvalidArgument, KVStoreError, TierUnavailable
 from kvstore.layout import Layout
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.rpc.wire import Release, match_answer_from_wire, match_to_wire
-from kvstore.types import MissReason, ReleaseOutcome, key_count
+from kvstore.types import HASH_BYTES, MissReason, ReleaseOutcome, key_count
 
 if TYPE_CHECKING:
     from kvstore.client.namespace import OpenNamespace
@@ -202,6 +203,8 @@ def get(
     """Match, fetch and release."""
     buffers = by_part(namespace.layout, into, ())
     room = min((rows_in(buffer) for buffer in buffers.values()), default=0)
+    # What has no room, or no buffer, need not be leased or loaded.
+    request = replace(request, keys=request.keys[: room * HASH_BYTES], parts=tuple(sorted(buffers)))
     found = match(namespace, request, deadline)
     outcome = ReleaseOutcome.UNUSED
     used = 0

@@ -89,7 +89,12 @@ class Session:
         """
         waiter = _Waiter()
         number = self.submit(request, waiter.put, on_progress=on_progress)
-        if not waiter.arrived.wait(seconds) and self.abandon(number):
+        try:
+            arrived = waiter.arrived.wait(seconds)
+        except BaseException:  # a signal's: what is answered now is nobody's
+            self.abandon(number)
+            raise
+        if not arrived and self.abandon(number):
             verb = request.WhichOneof("verb")
             raise DeadlineExceeded(f"{verb}: no answer from the daemon within {seconds:.3f} s")
         return waiter.take()

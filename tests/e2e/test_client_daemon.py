@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -56,6 +57,26 @@ def namespace(client: Client) -> OpenNamespace:
     return client.open(NAMESPACE)
 
 
+@pytest.fixture(scope="module")
+def shared_daemon() -> Iterator[Served]:
+    """One daemon for the tests that leave it as it was; each has a namespace of its own."""
+    home = Home()
+    with Served(home) as running:
+        yield running
+    home.remove()
+
+
+@pytest.fixture(params=[Transport.MAPPED, Transport.FRAMED])
+def shared_client(shared_daemon: Served, request: pytest.FixtureRequest) -> Iterator[Client]:
+    with Client(shared_daemon.home.address, transport=request.param, limits=LIMITS) as connected:
+        yield connected
+
+
+@pytest.fixture
+def shared_namespace(shared_client: Client, request: pytest.FixtureRequest) -> OpenNamespace:
+    return shared_client.open(dataclasses.replace(NAMESPACE, weights=request.node.name))
+
+
 def prompt(namespace: OpenNamespace, blocks: int, *, seed: int = 0) -> tuple[bytes, Bytes]:
     """Return the keys and the bytes of a prompt."""
     random = np.random.default_rng(seed)
@@ -99,17 +120,19 @@ def test_put_match_fetch_release(daemon: Served, namespace: OpenNamespace) -> No
     until(lambda: gauge(daemon.home, "kvstore_leases") == 0)
 
 
-def test_a_longer_prompt_adds_its_tail(namespace: OpenNamespace) -> None:
-    keys, source = prompt(namespace, 12)
+def test_a_longer_prompt_adds_its_tail(shared_namespace: OpenNamespace) -> None:
+    keys, source = prompt(shared_namespace, 12)
     assert (
-        namespace.put(namespace.root, keys[: 8 * HASH_BYTES], source[:8], deadline_seconds=SECONDS).stored
+        shared_namespace.put(
+            shared_namespace.root, keys[: 8 * HASH_BYTES], source[:8], deadline_seconds=SECONDS
+        ).stored
         == 8
     )
-    whole = namespace.put(namespace.root, keys, source, deadline_seconds=SECONDS)
+    whole = shared_namespace.put(shared_namespace.root, keys, source, deadline_seconds=SECONDS)
     assert (whole.stored, whole.present) == (4, 12), whole
     assert whole.outcomes[0] == OutcomeRun(PutOutcome.DUPLICATE, 8)
     into = np.zeros_like(source)
-    assert namespace.get(keys, into, deadline_seconds=SECONDS).blocks == 12
+    assert shared_namespace.get(keys, into, deadline_seconds=SECONDS).blocks == 12
     assert np.array_equal(into, source)
 
 
@@ -238,10 +261,11 @@ def test_a_writer_that_lost_its_session_keeps_its_slots_quarantined_until_it_is_
     until(lambda: gauge(daemon.home, "kvstore_quarantined_slots") == 0)
 
 
-def test_bytes_that_changed_in_the_arena_are_never_a_hit(daemon: Served) -> None:
+@pytest.mark.parametrize("retention_class", ["handoff", "agent"])
+def test_bytes_that_changed_in_the_arena_are_never_a_hit(daemon: Served, retention_class: str) -> None:
     with Client(daemon.home.address, transport=Transport.MAPPED) as client:
-        namespace = client.open(NAMESPACE)
-        keys, source = stored(namespace)
+        namespace = client.open(NAMESPACE, retention_class=retention_class)
+        keys, source = stored(namespace, ack=AckTier.SSD)
         match = namespace.match(keys, deadline_seconds=SECONDS)
         assert match.link is not None
         slot = int(match.extents[0].slots[7])
@@ -250,34 +274,42 @@ def test_bytes_that_changed_in_the_arena_are_never_a_hit(daemon: Served) -> None
         fetched = namespace.fetch(match, into, deadline_seconds=SECONDS)
         assert (fetched.blocks, fetched.reason) == (7, MissReason.CORRUPT)
         assert np.array_equal(into[:7], source[:7])
-        again = namespace.match(keys, deadline_seconds=SECONDS)
-        assert again.blocks == 7
-        assert again.reason is MissReason.CORRUPT
-        repaired = namespace.put(namespace.root, keys, source, deadline_seconds=SECONDS)
-        assert (repaired.stored, repaired.present) == (13, 20)
+        again = namespace.get(keys, into, deadline_seconds=SECONDS)
+        if retention_class == "agent":
+            assert (again.blocks, again.reason) == (20, None), "the copy on SSD is as good as ever"
+        else:
+            assert (again.blocks, again.reason) == (7, MissReason.CORRUPT)
+            repaired = namespace.put(namespace.root, keys, source, deadline_seconds=SECONDS)
+            assert (repaired.stored, repaired.present) == (13, 20)
+            assert namespace.get(keys, into, deadline_seconds=SECONDS).blocks == 20
+        assert np.array_equal(into, source)
 
 
-def test_layer_major_buffers_and_short_records(namespace: OpenNamespace) -> None:
-    keys, source = prompt(namespace, 3)
+def test_layer_major_buffers_and_short_records(shared_namespace: OpenNamespace) -> None:
+    keys, source = prompt(shared_namespace, 3)
     columns = [np.ascontiguousarray(source[:, i : i + 10_000]) for i in range(0, 40_000, 10_000)]
     lengths = [40_000, 25_000, 1]
-    put = namespace.put(namespace.root, keys, columns, lengths=lengths, deadline_seconds=SECONDS)
+    put = shared_namespace.put(
+        shared_namespace.root, keys, columns, lengths=lengths, deadline_seconds=SECONDS
+    )
     assert put.stored == 3
     into = [np.zeros((3, 10_000), np.uint8) for _ in range(4)]
-    assert namespace.get(keys, into, deadline_seconds=SECONDS).blocks == 3
+    assert shared_namespace.get(keys, into, deadline_seconds=SECONDS).blocks == 3
     whole = np.concatenate(into, axis=1)
     for row, length in enumerate(lengths):
         assert np.array_equal(whole[row, :length], source[row, :length])
         assert not whole[row, length:].any()
 
 
-def test_two_ranks_put_their_parts_under_one_put_id(client: Client) -> None:
+def test_two_ranks_put_their_parts_under_one_put_id(shared_client: Client) -> None:
     layout = Layout(
         "u8",
         (CacheGroup("kv"),),
         tuple(Part(i, "kv", f"tp{i}", 9000, (Segment(0, 1, 0, 9000),)) for i in range(2)),
     ).checked()
-    namespace = client.open(Namespace(model="tp2", weights="v1", layout=layout, block_tokens=16))
+    namespace = shared_client.open(
+        Namespace(model="tp2", weights=shared_client.transport, layout=layout, block_tokens=16)
+    )
     keys, source = prompt(namespace, 4)
     shards = [np.ascontiguousarray(source[:, i * 9000 : (i + 1) * 9000]) for i in range(2)]
 
@@ -302,9 +334,15 @@ def test_two_ranks_put_their_parts_under_one_put_id(client: Client) -> None:
     assert np.array_equal(only, shards[1])
 
 
-def test_flat_addressing(client: Client) -> None:
-    flat = Namespace(model="flat", weights="v1", layout=LAYOUT, block_tokens=1, addressing=Addressing.FLAT)
-    namespace = client.open(flat)
+def test_flat_addressing(shared_client: Client) -> None:
+    flat = Namespace(
+        model="flat",
+        weights=shared_client.transport,
+        layout=LAYOUT,
+        block_tokens=1,
+        addressing=Addressing.FLAT,
+    )
+    namespace = shared_client.open(flat)
     keys, source = prompt(namespace, 3)
     keys = keys[: 3 * HASH_BYTES]
     order = keys[HASH_BYTES:] + keys[:HASH_BYTES]
@@ -326,40 +364,42 @@ def test_a_lease_is_good_in_another_client(daemon: Served, namespace: OpenNamesp
     namespace.release(match, used=0, outcome=ReleaseOutcome.UNUSED)
 
 
-def test_an_ended_lease_is_a_miss(namespace: OpenNamespace) -> None:
-    keys, source = stored(namespace)
-    match = namespace.match(keys, deadline_seconds=SECONDS)
-    namespace.release(match, used=0)
-    assert not namespace.renew(match)
+def test_an_ended_lease_is_a_miss(shared_namespace: OpenNamespace) -> None:
+    keys, source = stored(shared_namespace)
+    match = shared_namespace.match(keys, deadline_seconds=SECONDS)
+    shared_namespace.release(match, used=0)
+    assert not shared_namespace.renew(match)
     bearer = Match(blocks=match.blocks, lease=match.lease, ready=False)
-    fetched = namespace.fetch(bearer, np.zeros_like(source), deadline_seconds=SECONDS)
+    fetched = shared_namespace.fetch(bearer, np.zeros_like(source), deadline_seconds=SECONDS)
     assert (fetched.blocks, fetched.reason) == (0, MissReason.EVICTED)
 
 
-def test_the_small_verbs(namespace: OpenNamespace) -> None:
-    keys, _ = stored(namespace)
-    assert namespace.touch(keys) == 20
-    match = namespace.match(keys, lease_seconds=5.0, deadline_seconds=SECONDS)
-    assert namespace.renew(match, 30.0)
-    prefetch = namespace.prefetch(keys, deadline_seconds=5.0)
+def test_the_small_verbs(shared_namespace: OpenNamespace) -> None:
+    keys, _ = stored(shared_namespace)
+    assert shared_namespace.touch(keys) == 20
+    match = shared_namespace.match(keys, lease_seconds=5.0, deadline_seconds=SECONDS)
+    assert shared_namespace.renew(match, 30.0)
+    prefetch = shared_namespace.prefetch(keys, deadline_seconds=5.0)
     assert (prefetch.blocks, prefetch.resident, prefetch.reason) == (20, 20, None)
-    page = namespace.list()
+    page = shared_namespace.list()
     assert (len(page.runs), page.cursor) == (1, "")
     assert page.runs[0].keys == keys
     assert page.runs[0].retention_class == "agent"
-    namespace.release(match, used=0)
-    assert namespace.delete(keys[10 * HASH_BYTES : 11 * HASH_BYTES]) == 10
-    shorter = namespace.match(keys, deadline_seconds=SECONDS)
+    shared_namespace.release(match, used=0)
+    assert shared_namespace.delete(keys[10 * HASH_BYTES : 11 * HASH_BYTES]) == 10
+    shorter = shared_namespace.match(keys, deadline_seconds=SECONDS)
     assert (shorter.blocks, shorter.reason) == (10, MissReason.DELETED)
-    namespace.release(shorter, used=0)
-    assert namespace.delete(None) == 10
+    shared_namespace.release(shorter, used=0)
+    assert shared_namespace.delete(None) == 10
 
 
-def test_another_layout_is_refused_with_both_sides(client: Client, namespace: OpenNamespace) -> None:
-    stored(namespace)
+def test_another_layout_is_refused_with_both_sides(
+    shared_client: Client, shared_namespace: OpenNamespace
+) -> None:
+    stored(shared_namespace)
     other = Layout.single(dtype="u8", bytes_max=20_000, layers=4, segments=4)
     with pytest.raises(LayoutMismatch, match=r"same identity, different layout.*40000.*20000"):
-        client.open(Namespace(model="tiny", weights="v1", layout=other, block_tokens=16))
+        shared_client.open(dataclasses.replace(shared_namespace.namespace, layout=other))
 
 
 def test_tcp_with_tls_and_a_token(home: Home) -> None:

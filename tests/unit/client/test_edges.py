@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -508,3 +509,25 @@ def _ended() -> Exception:
     from kvstore.errors import LeaseExpired
 
     return LeaseExpired("lease 77")
+
+
+def _is_back(daemon: FakeDaemon, client: Client, sessions: int) -> bool:
+    return len(daemon._sessions) == sessions and client.connected
+
+
+def test_reconnects_leave_no_threads_and_no_mappings_behind(daemon: FakeDaemon, client: Client) -> None:
+    client.ping(SECONDS)
+
+    def counts() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text().count(str(daemon._arena_path))
+        ours = [t for t in threading.enumerate() if t.name in ("kvstore-session", "kvstore-connect")]
+        return len(ours), maps
+
+    before = counts()
+    for number in range(2, 6):
+        daemon._sessions[-1].put(None)
+        until(partial(_is_back, daemon, client, number))
+        client.ping(SECONDS)
+    until(lambda: counts() == before)
+    assert not daemon.locks.is_held(1)
+    assert daemon.locks.is_held(5)

@@ -162,3 +162,33 @@ def test_released_unused(daemon: FakeDaemon, namespace: OpenNamespace) -> None:
     match = namespace.match(keys, deadline_seconds=SECONDS)
     namespace.release(match, used=0, outcome=ReleaseOutcome.UNUSED)
     assert daemon.waits_for("release")[0].outcome == 2
+
+
+def test_a_release_rides_on_the_match_that_follows(daemon: FakeDaemon, namespace: OpenNamespace) -> None:
+    keys = keys_of(namespace, 1)
+    namespace.put(namespace.root, keys, payload(1), deadline_seconds=SECONDS)
+    daemon.gate.clear()  # requests are read when it opens, so nobody depends on how fast this test is
+    first = namespace.submit_match(keys, deadline_seconds=SECONDS)
+    daemon.gate.set()
+    namespace.release(first.result(SECONDS), used=1)
+    namespace.match(keys, deadline_seconds=SECONDS)
+    riders = [rider for match in daemon.waits_for("match", 2) for rider in match.release]
+    # On a busy machine the match may come too late to ride on; then the release goes alone, before it.
+    alone = [r.release for r in daemon.seen if r.WhichOneof("verb") == "release"]
+    assert [(r.lease, r.used) for r in riders + alone] == [(77, 1)]
+
+
+def test_a_get_asks_for_no_more_than_it_has_room_for(daemon: FakeDaemon, namespace: OpenNamespace) -> None:
+    keys, source, into = keys_of(namespace, 3), payload(3), empty(2)
+    namespace.put(namespace.root, keys, source, deadline_seconds=SECONDS)
+    fetched = namespace.get(keys, into, deadline_seconds=SECONDS)
+    assert (fetched.blocks, fetched.reason) == (2, None)
+    match = daemon.waits_for("match")[0]
+    assert (match.keys, list(match.parts)) == (keys[: 2 * HASH_BYTES], [0])
+
+
+def test_a_prompt_beyond_the_daemons_limit_is_asked_as_far_as_it_goes(
+    daemon: FakeDaemon, namespace: OpenNamespace
+) -> None:
+    assert namespace.match(bytes(HASH_BYTES * 65_537), deadline_seconds=SECONDS).blocks == 0
+    assert len(daemon.waits_for("match")[0].keys) == 65_536 * HASH_BYTES
