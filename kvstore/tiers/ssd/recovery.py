@@ -9,26 +9,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvstore.clock import Clock
-from kvstore.errors import TierUnavailable
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
 from kvstore.tiers.base import FrameHeader, FrameLocation, RecoveredFrame, RecoveryReport
 from kvstore.tiers.fs import FileSystem, aligned_buffer, write_all
 from kvstore.tiers.ssd.directory import (
-    READING_NAME,
     SEGMENTS_NAME,
-    STALE_NAME,
     DataDirectory,
-    distrust_index,
     read_namespaces,
-    read_small,
     segment_number,
     unknown_names,
-    write_durable,
 )
 from kvstore.tiers.ssd.format import (
     FormatError,
@@ -50,6 +43,7 @@ from kvstore.tiers.ssd.index import (
     is_damage,
 )
 from kvstore.tiers.ssd.keeper import entomb
+from kvstore.tiers.ssd.opening import end_reading, open_index
 from kvstore.tiers.ssd.scan import Found, Piece, Scanner
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
 from kvstore.types import HASH_BYTES, PAGE_BYTES, Fingerprint
@@ -57,7 +51,6 @@ from kvstore.types import HASH_BYTES, PAGE_BYTES, Fingerprint
 log = logging.getLogger(__name__)
 
 ROWS_PER_COMMIT = 4096
-DEATHS_MAX = 2
 _PartsKey = tuple[int, ...] | tuple[StoredPart, ...]
 
 
@@ -111,7 +104,9 @@ class Recovery:
                 self._tally.unknown.append(f"namespaces/{name}")
             else:
                 self._namespaces[namespace.fingerprint] = namespace
-        self.index = self._open_index()
+        self.index, self._tally.rebuilt = open_index(
+            self._fs, self._directory, store=self._store, bytes_max=self._index_bytes_max
+        )
         rows = dict(self.index.segments)
         self._table.skip_numbers(below=self.index.next_number())
         names = self._fs.listdir(self._directory.segments)
@@ -123,7 +118,7 @@ class Recovery:
         # What is left are rows of segments whose file is gone.
         self._change.segments_gone += list(rows)
         self._commit()
-        self._trust_index()
+        end_reading(self._fs, self._directory, is_damaged=self._index_is_damaged)
         self._seconds = self._clock.monotonic() - started
         log.debug("recovered %s", self.report())
 
@@ -141,60 +136,6 @@ class Recovery:
             tally.rebuilt,
             self._seconds,
         )
-
-    def _open_index(self) -> Index:
-        """Open the index, or rebuild one that cannot be trusted.
-
-        Errors: TierUnavailable when none can be created.
-        """
-        path = self._directory.index
-        reason = self._distrust()
-        if not reason:
-            try:
-                index = Index(path, store=self._store, bytes_max=self._index_bytes_max, create=False)
-            except IndexUnusable as error:
-                reason = str(error)
-            else:
-                index.forget_broken()
-                return index
-        self._tally.rebuilt = path.exists()
-        if self._tally.rebuilt:
-            log.warning("index is rebuilt from the segments reason=%s", reason)
-        try:
-            return Index.rebuilt(path, store=self._store, bytes_max=self._index_bytes_max)
-        except (IndexUnusable, OSError) as error:
-            raise TierUnavailable(f"{path} cannot be created: {error}; is the disk full?") from error
-
-    def _distrust(self) -> str:
-        """Say why the index must not be read, and note that it is being read from now on.
-
-        LMDB has no checksums: damaged pages can end the process. Starts that died while they read the index
-        are counted, and after two of them it is rebuilt.
-        """
-        reading = self._directory.root / READING_NAME
-        deaths = 0
-        with suppress(FileNotFoundError, ValueError):
-            deaths = int(read_small(self._fs, reading))
-        write_durable(self._fs, reading, content=str(deaths + 1).encode())
-        if deaths >= DEATHS_MAX:
-            return f"{deaths} starts ended while they read it"
-        try:
-            self._fs.stat(self._directory.root / STALE_NAME)
-        except FileNotFoundError:
-            return ""
-        return "it was marked as not to be trusted"
-
-    def _trust_index(self) -> None:
-        """Note that the index was read to its end; a damaged one is rebuilt by the next start."""
-        if self._index_is_damaged:
-            distrust_index(self._fs, self._directory)
-        for name in (READING_NAME,) if self._index_is_damaged else (STALE_NAME, READING_NAME):
-            try:
-                self._fs.unlink(self._directory.root / name)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                self._health.count("index", error)
 
     def _commit(self) -> None:
         assert self.index is not None
