@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +86,7 @@ def demo(
     from kvstore.cli.demo_story import Story
     from kvstore.cli.demo_text import checked_length
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends daemon and workers too, as Ctrl-C does
     length = checked_length(tokens if tokens is not None else TOKENS_QUICK if quick else TOKENS_DEFAULT)
     with _own_directory(keep) as directory:
         screen = console(stderr=True)

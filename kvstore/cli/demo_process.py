@@ -26,14 +26,13 @@ ENVIRONMENT = {
 
 
 class WorkerProcess:
-    """A fresh Python process with a model in it. A context manager that also ends it.
+    """A fresh Python process with a model in it; a context manager that also ends it.
 
-    `progress` hears what takes long inside. Threads: one at a time.
+    Threads: one at a time.
     """
 
-    def __init__(self, log: Path, *, progress: Callable[[str], None]) -> None:
+    def __init__(self, log: Path) -> None:
         self._log = log
-        self._progress = progress
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "kvstore.cli.demo_worker"],
@@ -54,8 +53,10 @@ class WorkerProcess:
             self._process.kill()
         self._process.communicate()
 
-    def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer.
+    def ask(
+        self, verb: str, *, heard: Callable[[str], None] | None = None, **arguments: Any
+    ) -> dict[str, Any]:
+        """Send a command and wait for its answer; `heard` is told what takes long inside.
 
         Errors: KVStoreError with the worker's message; TierUnavailable when it died or hung for ten minutes.
         """
@@ -69,7 +70,8 @@ class WorkerProcess:
             while line := self._process.stdout.readline():
                 message = json.loads(line)
                 if "progress" in message:
-                    self._progress(message["progress"])
+                    if heard:
+                        heard(message["progress"])
                 elif "error" in message:
                     raise KVStoreError(message["error"])
                 else:

@@ -146,13 +146,10 @@ class Story:
 
     @contextmanager
     def _worker(self, number: int) -> Iterator[WorkerProcess]:
-        label = f"worker {number}: loading SmolLM2-135M-Instruct"
-        with self._step(label) as said:
-            process = WorkerProcess(self._directory / f"worker-{number}.log", progress=said)
-            with_model = process.ask("load", dtype=self._dtype)
-            said(f"worker {number}: a fresh process with SmolLM2-135M-Instruct in {self._dtype}")
-        self._outcome.model = with_model
-        with process:
+        with WorkerProcess(self._directory / f"worker-{number}.log") as process:
+            with self._step(f"worker {number}: loading SmolLM2-135M-Instruct") as said:
+                self._outcome.model = process.ask("load", heard=said, dtype=self._dtype)
+                said(f"worker {number}: a fresh process with SmolLM2-135M-Instruct in {self._dtype}")
             yield process
 
     def _daemon(self, tokens: int) -> ChildDaemon:

@@ -139,7 +139,7 @@ def run_demo(cache: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_demo_as_a_program_reads_it(tmp_path: Path) -> None:
-    done = run_demo(tmp_path, "--tokens", "600", "--json", "-")
+    done = run_demo(tmp_path, "--tokens", "256", "--json", "-")
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["identical"] is True
@@ -148,7 +148,7 @@ def test_the_demo_as_a_program_reads_it(tmp_path: Path) -> None:
     assert cold["hit_tokens"] == 0
     assert list(host["tiers"]) == ["host"]
     assert "ssd" in ssd["tiers"]
-    assert min(host["hit_share"], ssd["hit_share"]) > 0.85
+    assert min(host["hit_share"], ssd["hit_share"]) > 0.7
     assert [at["moment"] for at in report["residency"]] == [
         "after turn 1",
         "after turn 2",

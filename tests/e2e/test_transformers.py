@@ -158,6 +158,7 @@ def test_a_hung_daemon_fails_none(model: Any, daemon: ChildDaemon, client: Clien
 
 
 @pytest.mark.model
+@pytest.mark.timeout(300)  # the first run on a machine converts the model
 def test_smollm2_resumes_from_a_daemon_that_was_restarted(daemon: ChildDaemon) -> None:
     from engine_adapters.transformers import PrefixCache, smollm2
     from kvstore.cli.demo_text import conversation
