@@ -84,10 +84,11 @@ class Daemon:
             recovery=recovery,
             notes=(*store.notes(), *notes),
         )
-        self._ready_at = self._clock.monotonic()
-        self._gate.move(State.SERVING)
-        for line in self._report.lines():
-            self._say(line)
+        if not signals.stop.is_set():
+            self._ready_at = self._clock.monotonic()
+            self._gate.move(State.SERVING)
+            for line in self._report.lines():
+                self._say(line)
         await signals.stop.wait()
         return await self._end(store, serving, signals)
 

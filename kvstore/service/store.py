@@ -155,7 +155,7 @@ def _create_arena(host: HostSettings, *, boot_id: int, owner: Path) -> HostArena
             total_bytes=size,
             arena_id=secrets.randbits(64) or 1,
             boot_id=boot_id,
-            owner=hashlib.blake2b(str(owner.absolute()).encode(), digest_size=32).digest(),
+            owner=owner_tag(owner),
             mode=host.mode,
             group=host.group or None,
         )
@@ -163,6 +163,11 @@ def _create_arena(host: HostSettings, *, boot_id: int, owner: Path) -> HostArena
         raise TierUnavailable(f"host.directory {host.directory}: {error.strerror}") from error
     except KVStoreError as error:
         raise type(error)(f"{error} (settings: host.arena_bytes, host.directory)") from error
+
+
+def owner_tag(path: Path) -> bytes:
+    """Return what marks an arena as that of the daemon of a data directory, or of a socket if it has none."""
+    return hashlib.blake2b(str(path.absolute()).encode(), digest_size=32).digest()
 
 
 def _create_locks(socket: Path, host: HostSettings) -> ClientLocks:

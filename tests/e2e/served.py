@@ -20,6 +20,8 @@ import grpc
 from kvstore.rpc.channel import CLIENT_OPTIONS
 from kvstore.rpc.stubs import AdminStub, DataStub, admin_stub, data_stub
 from kvstore.rpc.v1 import data_pb2 as pb
+from kvstore.service.store import owner_tag
+from kvstore.tiers.host import remove_leftovers
 
 COMMAND = (sys.executable, "-m", "kvstore.cli.main", "serve")
 READY_SECONDS = 60.0
@@ -60,7 +62,8 @@ class Home:
         return inherited | own | SMALL | {"KVSTORE_SERVER__METRICS_ADDRESS": "127.0.0.1:0"} | more
 
     def remove(self) -> None:
-        """Remove everything."""
+        """Remove everything, also the arena of a daemon that was killed."""
+        remove_leftovers(Path("/dev/shm"), owner_tag(self.data))
         shutil.rmtree(self.root, ignore_errors=True)
 
 
