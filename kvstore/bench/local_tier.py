@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from kvstore.errors import TierUnavailable
 from kvstore.events import Events
 from kvstore.hashing import block_hashes, chain_root
 from kvstore.namespace import Namespace
+from kvstore.retention import DEFAULT_CLASS
 from kvstore.tiers.base import FrameHeader, FrameKind, FrameLocation, FrameRead, FrameWrite, PartImage
 from kvstore.tiers.fs import OsFileSystem
 from kvstore.tiers.host import HostArena
@@ -27,20 +29,57 @@ from kvstore.types import HASH_BYTES
 
 READ_BYTES = 1 << 20
 """What one read asks for, as the daemon does."""
+SPARE_BYTES = 8 << 20
+"""Room for the arena's own header and table."""
 CAPACITY_BYTES = 8 << 30
 QUEUE_BYTES = 1 << 30
 WAIT_SECONDS = 120.0
 
 
 class LocalTier:
-    """One frame on SSD and the slots it is read into. Threads: one at a time."""
+    """One frame on SSD and the slots it is read into; a context manager that closes both.
 
-    def __init__(self, namespace: Namespace, directory: Path, *, shared_memory: Path) -> None:
+    Threads: one at a time.
+    """
+
+    def __init__(self, namespace: Namespace, directory: Path, *, shared_memory: Path, blocks: int) -> None:
+        """Make an arena for so many blocks, touch it, and start a tier on the directory."""
         (self._part,) = namespace.layout.parts
         self._namespace = namespace
         self._directory = directory
-        self._shared_memory = shared_memory
-        self._stack = ExitStack()
+        self._reads: list[FrameRead] = []
+        with ExitStack() as stack:
+            self._arena = HostArena.create(
+                shared_memory,
+                total_bytes=blocks * self._part.stride_bytes + SPARE_BYTES,
+                arena_id=secrets.randbits(63) + 1,
+                boot_id=1,
+            )
+            stack.callback(self._arena.close)
+            self._arena.start_prefault()
+            self._tier = SsdTier(
+                directory,
+                fs=OsFileSystem(),
+                clock=SystemClock(),
+                events=Events(),
+                capacity_bytes=CAPACITY_BYTES,
+                min_free_bytes=0,
+                queue_bytes_max=QUEUE_BYTES,
+            )
+            stack.callback(self._tier.close, deadline_seconds=WAIT_SECONDS)
+            list(self._tier.recover())
+            self._tier.register(namespace)
+            self._arena.wait_prefault(WAIT_SECONDS)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reads = []  # views of slots keep the mapping; let them go before the arena
+        self._stack.close()
 
     def store(self, payload: Array) -> None:
         """Write the blocks as one frame and keep their slots for reading.
@@ -51,25 +90,31 @@ class LocalTier:
         count, part = len(payload), self._part
         slots = self._arena.first_page + np.arange(count, dtype=np.uint32) * np.uint32(part.stride_pages)
         copied = copy_in(self._arena.arena, part, slots=slots, source=payload)
-        root = chain_root(self._namespace.fingerprint)
-        tokens = np.arange(count * self._namespace.block_tokens)
-        self._keys = block_hashes(root, tokens, block_tokens=self._namespace.block_tokens)
-        header = FrameHeader(
-            self._namespace.fingerprint,
-            FrameKind.MAIN,
-            root,
-            self._keys,
-            (part,),
-            "agent",
-            SystemClock().wall(),
-        )
+        header = self._header(count)
         images = self._arena.images(slots, stride_pages=part.stride_pages)
         image = PartImage(part, images, copied.lengths, copied.digests)
         (future,) = self._tier.write([FrameWrite(header, (image,), "bench")])
         result = future.result(WAIT_SECONDS)
         if result.location is None:
             raise TierUnavailable(f"the frame was refused: {result.refusal}")
-        self._reads = list(self._planned(result.location, slots))
+        self._reads = list(self._planned(result.location, slots, header.keys))
+
+    def _header(self, count: int) -> FrameHeader:
+        root = chain_root(self._namespace.fingerprint)
+        size = self._namespace.block_tokens
+        keys = block_hashes(root, np.arange(count * size), block_tokens=size)
+        now = SystemClock().wall()
+        return FrameHeader(
+            self._namespace.fingerprint, FrameKind.MAIN, root, keys, (self._part,), DEFAULT_CLASS, now
+        )
+
+    def _planned(self, location: FrameLocation, slots: U32Array, keys: bytes) -> Iterator[FrameRead]:
+        part, count = self._part, len(slots)
+        step = max(1, READ_BYTES // part.stride_bytes)
+        for first in range(0, count, step):
+            some = keys[first * HASH_BYTES : (first + step) * HASH_BYTES]
+            into = self._arena.images(slots[first : first + step], stride_pages=part.stride_pages)
+            yield FrameRead(location, count, (part,), 0, first, some, into)
 
     def read_all(self) -> None:
         """Read every record into its slot and check it.
@@ -79,9 +124,8 @@ class LocalTier:
         for future in self._tier.read_into(self._reads):
             result = future.result(WAIT_SECONDS)
             if result.reason is not None:
-                raise TierUnavailable(
-                    f"read ended after {result.good} records: {result.reason} {result.detail}"
-                )
+                detail = f"{result.reason} {result.detail}"
+                raise TierUnavailable(f"a read ended after {result.good} records: {detail}")
 
     def seconds_of_one(self, *, window_seconds: float) -> float:
         """Read everything again and again for a while; returns the seconds that one pass takes."""
@@ -102,54 +146,3 @@ class LocalTier:
         facts = self._arena.facts()
         offered = facts.huge_pages in ("always", "within_size")
         return offered or facts.huge_bytes > facts.total_bytes // 2
-
-    def _planned(self, location: FrameLocation, slots: U32Array) -> list[FrameRead]:
-        part, count = self._part, len(slots)
-        step = max(1, READ_BYTES // part.stride_bytes)
-        return [
-            FrameRead(
-                location,
-                count,
-                (part,),
-                0,
-                first,
-                self._keys[first * HASH_BYTES : (first + step) * HASH_BYTES],
-                self._arena.images(slots[first : first + step], stride_pages=part.stride_pages),
-            )
-            for first in range(0, count, step)
-        ]
-
-    def open(self, blocks: int) -> Self:
-        """Make the arena for so many blocks, touch it, and start the tier."""
-        self._arena = HostArena.create(
-            self._shared_memory,
-            total_bytes=blocks * self._part.stride_bytes + (8 << 20),
-            arena_id=secrets.randbits(63) + 1,
-            boot_id=1,
-        )
-        self._stack.callback(self._arena.close)
-        self._arena.start_prefault()
-        self._tier = SsdTier(
-            self._directory,
-            fs=OsFileSystem(),
-            clock=SystemClock(),
-            events=Events(),
-            capacity_bytes=CAPACITY_BYTES,
-            min_free_bytes=0,
-            queue_bytes_max=QUEUE_BYTES,
-        )
-        self._stack.callback(self._tier.close, deadline_seconds=WAIT_SECONDS)
-        list(self._tier.recover())
-        self._tier.register(self._namespace)
-        self._arena.wait_prefault(WAIT_SECONDS)
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # Views of slots keep the arena's mapping; let them go before it.
-        self._reads = []
-        self._stack.close()

@@ -35,9 +35,11 @@ def _local_tier(bench: Bench, payload: Array) -> Iterator[LocalTier]:
     bench.tell("writing a segment")
     with (
         bench.scratch() as directory,
-        LocalTier(prompt.block_major("ssd"), directory, shared_memory=bench.shared_memory) as local,
+        LocalTier(
+            prompt.block_major("ssd"), directory, shared_memory=bench.shared_memory, blocks=BLOCKS
+        ) as local,
     ):
-        local.open(BLOCKS).store(payload)
+        local.store(payload)
         yield local
 
 
