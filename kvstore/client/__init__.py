@@ -1,4 +1,14 @@
-"""The client library: open a namespace, match, fetch, put. Needs only grpcio, protobuf, numpy and xxhash."""
+"""The client library. Needs only grpcio, protobuf, numpy and xxhash.
+
+    with Client() as client:
+        ns = client.open(Namespace(model=..., weights=..., layout=layout, block_tokens=128))
+        keys = ns.hashes(token_ids)
+        there = ns.get(keys, kv)      # kv: uint8 [blocks, bytes_max]; fills the first there.blocks rows
+        ...compute the rest...
+        ns.put(ns.root, keys, kv)
+
+A miss is a value with a reason, also when no daemon runs: the store never fails a request.
+"""
 
 from kvstore.client import fork as _fork  # isort: skip  (before anything imports gRPC)
 from kvstore.client.client import Client

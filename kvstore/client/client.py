@@ -68,6 +68,7 @@ class Client:
         namespace.checked()
         root = chain_root(namespace.fingerprint, tenant_secret=tenant_secret)
         key = (namespace.fingerprint, root)
+        is_new = key not in self._namespaces
         self._namespaces[key] = namespace
         connection = self._runtime.connection
         deadline = self.deadline(self.limits.open_seconds)
@@ -75,7 +76,8 @@ class Client:
             connection.open_on(connection.link(deadline), key, deadline)
         except KVStoreError as error:
             if miss_reason(error) is None:
-                del self._namespaces[key]
+                if is_new:
+                    self._namespaces.pop(key, None)
                 raise
         return OpenNamespace(self, namespace, root, retention_class)
 
