@@ -9,13 +9,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
-
 from kvstore import __version__
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import KVStoreError, TierUnavailable
 from kvstore.events import Events
 from kvstore.metrics import EventsCollector
+from kvstore.service.endpoint import Endpoint
 from kvstore.service.gate import Gate, State
 from kvstore.service.report import Report, bytes_text
 from kvstore.service.serving import Serving, Signals
@@ -45,6 +44,7 @@ class Daemon:
         server = loaded.settings.server
         self._gate = Gate(sessions_max=server.sessions_max, streams_max=server.streams_max)
         self._supervisor = Supervisor(self._events, on_failure=self._thread_failed)
+        self._endpoint: Endpoint | None = None
         self._report: Report | None = None
         self._ready_at = 0.0
 
@@ -118,6 +118,8 @@ class Daemon:
         await asyncio.to_thread(store.ladder.drain, deadline_seconds=deadline_seconds)
         left = store.queued_bytes()
         await serving.stop()
+        if self._endpoint is not None:
+            await asyncio.to_thread(self._endpoint.stop)
         self._supervisor.stop(deadline_seconds=1.0)
         await asyncio.to_thread(store.close, deadline_seconds=EXIT_SECONDS / 2)
         return left
@@ -146,21 +148,21 @@ class Daemon:
         parsed = split_address(address)
         if parsed is None:
             return "", ()
-        registry = CollectorRegistry()
         classes = [c.name for c in self._settings.retention_classes()]
-        registry.register(EventsCollector(self._events, gauges=lambda: self._gauges(store), classes=classes))
+        collector = EventsCollector(self._events, gauges=lambda: self._gauges(store), classes=classes)
         host, port = parsed
         notes: tuple[str, ...] = ()
         try:
-            server, _ = start_http_server(port, host, registry)
+            self._endpoint = Endpoint(collector, host=host, port=port)
         except OSError as error:
             if self._loaded.origins.get("server.metrics_address", "default") != "default":
                 raise TierUnavailable(
                     f'server.metrics_address {address}: {error.strerror}; choose another port, or "" for none'
                 ) from error
-            server, _ = start_http_server(0, host, registry)
+            self._endpoint = Endpoint(collector, host=host, port=0)
             notes = (f"port {port} is taken, metrics moved; set server.metrics_address to choose one",)
-        return f"http://{host}:{server.server_port}/metrics", notes
+        self._endpoint.start(self._supervisor)
+        return self._endpoint.url, notes
 
     def _gauges(self, store: Store) -> Mapping[str, float]:
         return {

@@ -44,6 +44,12 @@ def is_serving(channel: grpc.Channel, service: str = "") -> bool:
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
+def scraped(daemon: Served) -> str:
+    with urllib.request.urlopen(daemon.fact("metrics")) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
 def test_it_starts_without_configuration_and_says_what_it_does(home: Home) -> None:
     with Served(home) as daemon, Wire(home.address) as client:
         assert daemon.fact("socket") == home.address
@@ -74,8 +80,7 @@ def test_reflection_answers(home: Home) -> None:
 def test_every_metric_is_scraped(home: Home) -> None:
     with Served(home) as daemon, Wire(home.address) as client:
         client.hello()
-        with urllib.request.urlopen(daemon.fact("metrics")) as answer:
-            text = answer.read().decode()
+        text = scraped(daemon)
     for metric in METRICS:
         assert f"# HELP {metric.name.removesuffix('_total')}" in text
     assert "kvstore_sessions 1.0" in text
@@ -89,10 +94,13 @@ def test_blocks_survive_a_restart(home: Home) -> None:
         assert blocks.put(client, keys) == [(PutOutcome.STORED_SSD, 40)]
         blocks.assert_fetched(client, keys)
         assert daemon.stop() == 0
-    with Served(home) as daemon, Wire(home.address) as client:
+    with Served(home, environ={"KVSTORE_LOG__FORMAT": "json"}) as daemon, Wire(home.address) as client:
         assert "40 blocks" in daemon.fact("recovered")
         blocks.open_namespace(client)
         blocks.assert_fetched(client, keys)
+        daemon.stop()
+        messages = [json.loads(line)["message"] for line in daemon.log.splitlines()]
+        assert "recovered" in messages
 
 
 def test_a_killed_daemon_keeps_what_it_acknowledged(home: Home) -> None:
@@ -316,6 +324,7 @@ def test_tcp_needs_the_token_and_never_offers_the_mapping(home: Home) -> None:
             assert is_serving(stranger.channel)
         with Wire(address, metadata=bearer(TOKEN[:-1] + "x")) as wrong, pytest.raises(grpc.RpcError):
             wrong.hello()
+        assert "kvstore_rpc_refusals_total 3.0" in scraped(daemon)
         with Wire(address, metadata=bearer(TOKEN)) as remote:
             hello = remote.hello(want_mapping=True)
             assert (hello.arena_path, hello.lock_path, hello.arena_id) == ("", "", 0)
