@@ -9,22 +9,31 @@ from kvstore.core.frames import Node
 from kvstore.core.leases import LeaseTable
 from kvstore.core.prefetches import PrefetchTable
 from kvstore.core.putting import Putting
+from kvstore.core.writeback import WriteBack
 from kvstore.types import MissReason
 
 SWEEP_NODES = 256
 SEGMENTS_EVERY_SECONDS = 1.0
+RETRY_EVERY_SECONDS = 5.0
 
 
 class Housekeeping:
     """Bounded work per call: all deadlines, a share of the nodes, all segments once a second."""
 
     def __init__(
-        self, catalog: Catalog, leases: LeaseTable, prefetches: PrefetchTable, putting: Putting
+        self,
+        catalog: Catalog,
+        leases: LeaseTable,
+        prefetches: PrefetchTable,
+        putting: Putting,
+        writeback: WriteBack,
     ) -> None:
         self._catalog = catalog
         self._leases = leases
         self._prefetches = prefetches
         self._putting = putting
+        self._writeback = writeback
+        self._retry_due = 0.0
         self._sweep: list[Node] = []
         self._segments_due = 0.0
 
@@ -35,10 +44,16 @@ class Housekeeping:
         self._putting.expire(monotonic=monotonic)
         self._putting.sweep_quarantine()
         self._sweep_nodes(now)
+        self._retry(monotonic)
         if monotonic >= self._segments_due:
             self._segments_due = monotonic + SEGMENTS_EVERY_SECONDS
             for segment in self._catalog.segments.expired(self._catalog.retention, now):
                 self._catalog.release_segment(segment, MissReason.EXPIRED)
+
+    def _retry(self, monotonic: float) -> None:
+        if monotonic >= self._retry_due:
+            self._retry_due = monotonic + RETRY_EVERY_SECONDS
+            self._writeback.retry()
 
     def _sweep_nodes(self, now: float) -> None:
         if not self._sweep:

@@ -13,7 +13,7 @@ from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Frame
 from kvstore.core.limits import Limits
 from kvstore.tiers.base import FrameRead, ReadResult
-from kvstore.types import DIGEST_BYTES, HASH_BYTES, MissReason
+from kvstore.types import DIGEST_BYTES, HASH_BYTES, MissReason, key_at
 
 
 class Waiter(Protocol):
@@ -113,7 +113,8 @@ class Loads:
         while (self._urgent or self._ahead) and self.in_flight < self._limits.loads_in_flight_max:
             load = (self._urgent or self._ahead).popleft()
             if load.frame.dead or load.frame.location is None:
-                self._finish(load, 0, MissReason.EVICTED)
+                key = key_at(load.frame.keys, load.start)
+                self._finish(load, 0, self._catalog.ledger.reason(key))
             elif not self._allocate(load, now):
                 self._finish(load, 0, MissReason.THROTTLED)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from kvstore.core.frames import Frame
 from kvstore.core.retention import Retention
@@ -38,7 +38,6 @@ class SegmentTable:
     def __init__(self) -> None:
         self._segments: dict[int, Segment] = {}
         self.used_bytes = 0
-        self.newest = -1
 
     def place(self, frame: Frame, location: FrameLocation, *, retention_class: str, since: float) -> None:
         """Note that a frame is durable at `location`."""
@@ -47,7 +46,6 @@ class SegmentTable:
         segment.frames[frame] = None
         segment.bytes += location.length_bytes
         self.used_bytes += location.length_bytes
-        self.newest = location.segment
         self.touch(frame, retention_class, since)
 
     def touch(self, frame: Frame, retention_class: str, since: float) -> None:
@@ -76,13 +74,10 @@ class SegmentTable:
         """Return the segments in which nothing lives any more."""
         return [s for s in self._segments.values() if s.end(retention) <= now and not s.held()]
 
-    def victim(self) -> Segment | None:
-        """Return the segment touched longest ago that nothing holds; the one being written only when it is
-        the last.
-        """
-        free = [s for s in self._segments.values() if not s.held()]
-        older = [s for s in free if s.number != self.newest]
-        return min(older or free, key=lambda s: (s.last_touch, s.number), default=None)
+    def victim(self, *, among: Collection[int]) -> Segment | None:
+        """Return the segment touched longest ago that nothing holds, of those that may go."""
+        free = [s for s in self._segments.values() if s.number in among and not s.held()]
+        return min(free, key=lambda s: (s.last_touch, s.number), default=None)
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(list(self._segments.values()))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 
 from kvstore.clock import Clock
 from kvstore.core.catalog import Catalog
@@ -71,7 +73,7 @@ class Wiring:
         self._loads = Loads(self._catalog, self._limits)
         self._leases = LeaseTable(self._catalog, self._loads, self._limits, new_number=new_number)
         self._prefetches = PrefetchTable(self._loads, self._limits, new_number=new_number)
-        self._writeback = WriteBack(self._catalog, self._limits, enabled=ssd is not None)
+        self._writeback = WriteBack(self._catalog, self._limits, ssd)
         self._putting = Putting(
             self._catalog,
             self._writeback,
@@ -81,7 +83,9 @@ class Wiring:
         )
         self._reads = ReadPump(ssd, self._loads, self._decision, self._retention.now)
         self._writes = WritePump(ssd, self._writeback, self._decision)
-        self._housekeeping = Housekeeping(self._catalog, self._leases, self._prefetches, self._putting)
+        self._housekeeping = Housekeeping(
+            self._catalog, self._leases, self._prefetches, self._putting, self._writeback
+        )
         self._draining = False
 
     @contextmanager
@@ -101,7 +105,7 @@ class Wiring:
             if plan.notes:
                 self._ssd.annotate(plan.notes)
             if plan.unlink:
-                self._ssd.unlink(plan.unlink)
+                self._ssd.unlink(plan.unlink).add_done_callback(partial(self._unlinked, plan.unlink))
             if plan.delete:
                 self._ssd.delete(plan.delete)
         self._send_news()
@@ -116,6 +120,10 @@ class Wiring:
                     self._news.popleft()()
             finally:
                 self._sending.release()
+
+    def _unlinked(self, segments: list[int], _: Future[int]) -> None:
+        with self._lock:
+            self._writeback.unlinked(segments)
 
     def _admit(self) -> None:
         if self._draining:

@@ -12,27 +12,28 @@ from kvstore.core.index import RunIndex
 from kvstore.core.limits import Limits
 from kvstore.core.plan import Plan
 from kvstore.retention import RetentionClass
-from kvstore.tiers.base import FrameHeader, FrameWrite, PartImage, TouchNote, WriteResult
+from kvstore.tiers.base import FrameHeader, FrameWrite, PartImage, Tier, TouchNote, WriteResult
 from kvstore.types import MissReason
 
 
 class WriteBack:
     """Frames on their way to SSD. Ancestors are queued before descendants, and the tier keeps the order."""
 
-    def __init__(self, catalog: Catalog, limits: Limits, *, enabled: bool) -> None:
+    def __init__(self, catalog: Catalog, limits: Limits, tier: Tier | None) -> None:
         self._catalog = catalog
         self._limits = limits
-        self._enabled = enabled
+        self._tier = tier
         self._queue: OrderedDict[Frame, None] = OrderedDict()
         self.in_flight_bytes = 0
-        self.queued_bytes = 0
+        self._leaving: dict[int, int] = {}
+        self._refused: dict[Frame, None] = {}
 
     def enqueue(self, node: Node) -> list[Frame]:
         """Queue what of a node and its ancestors is not on SSD yet, ancestors first; returns the frames not
         yet durable.
         """
         missing: list[Frame] = []
-        if not self._enabled or not self._catalog.retention.held_by(node.retention_class).reaches_ssd:
+        if self._tier is None or not self._catalog.retention.held_by(node.retention_class).reaches_ssd:
             return missing
         for item in reversed(RunIndex.path(node)):
             for index, piece in enumerate(item.slices):
@@ -49,7 +50,6 @@ class WriteBack:
         if not frame.queued and frame.count == wanted and frame.fully_resident():
             frame.queued = True
             self._queue[frame] = None
-            self.queued_bytes += frame_bytes(frame)
 
     def next(self) -> list[tuple[Frame, FrameWrite]]:
         """Return the next frames to write, as many as the bounded queue takes, held until `finished`."""
@@ -60,7 +60,6 @@ class WriteBack:
             if self.in_flight_bytes and self.in_flight_bytes + size > self._limits.write_queue_bytes_max:
                 break
             del self._queue[frame]
-            self.queued_bytes = max(0, self.queued_bytes - size)
             self._make_room(size)
             if frame.dead or not frame.nodes or not frame.fully_resident():
                 self._settle(frame, durable=False)
@@ -71,12 +70,30 @@ class WriteBack:
         return ready
 
     def _make_room(self, size: int) -> None:
+        """Let segments go until a frame fits; dead bytes count until their segment is gone."""
         capacity = self._limits.ssd_capacity_bytes
-        while capacity and self._catalog.segments.used_bytes + self.in_flight_bytes + size > capacity:
-            victim = self._catalog.segments.victim()
+        if not capacity or self._tier is None:
+            return
+        used = max(
+            self._catalog.segments.used_bytes, self._tier.usage().used_bytes - sum(self._leaving.values())
+        )
+        excess = used + self.in_flight_bytes + size - capacity
+        if excess <= 0:
+            return
+        sizes = {info.segment: info.bytes for info in self._tier.segments() if info.sealed}
+        while excess > 0:
+            victim = self._catalog.segments.victim(among=sizes.keys())
             if victim is None:
                 return
+            freed = max(sizes[victim.number], victim.bytes)
             self._catalog.release_segment(victim, MissReason.EVICTED)
+            self._leaving[victim.number] = freed
+            excess -= freed
+
+    def unlinked(self, segments: list[int]) -> None:
+        """Segments are gone: the tier's count no longer includes them."""
+        for segment in segments:
+            self._leaving.pop(segment, None)
 
     def _write(self, frame: Frame) -> FrameWrite:
         held_by = self._catalog.retention.held_by(self._soonest(frame).retention_class)
@@ -125,6 +142,7 @@ class WriteBack:
                 self._catalog.plan.notes.append(TouchNote(location, node.retention_class, node.since))
         else:
             self._catalog.events.add("kvstore_write_refusals_total")
+            self._refused[frame] = None
         self._settle(frame, durable=location is not None)
         self._catalog.unhold(frame)
         if location is None and result.location is not None and frame.nodes:
@@ -133,6 +151,18 @@ class WriteBack:
     def _settle(self, frame: Frame, *, durable: bool) -> None:
         frame.queued = False
         self._catalog.tell_waiters(frame, durable=durable)
+
+    def retry(self) -> None:
+        """Queue again what was refused a while ago and is still in host memory."""
+        refused, self._refused = self._refused, {}
+        for frame in refused:
+            if not frame.dead and frame.nodes and frame.location is None:
+                self.enqueue(frame.nodes[0])
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait for room in the tier's queue."""
+        return sum(frame_bytes(frame) for frame in self._queue)
 
     @property
     def waiting(self) -> bool:

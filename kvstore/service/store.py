@@ -18,10 +18,10 @@ from kvstore.locks import ClientLocks
 from kvstore.machine import Machine, Mount
 from kvstore.service.listen import prepare_socket
 from kvstore.service.report import bytes_text
-from kvstore.settings import HostSettings, Settings, SsdSettings
+from kvstore.settings import SEGMENTS_MIN, HostSettings, Settings, SsdSettings
 from kvstore.tiers.base import RecoveryReport
 from kvstore.tiers.fs import FileSystem, OsFileSystem
-from kvstore.tiers.host import HostArena, default_arena_bytes
+from kvstore.tiers.host import HostArena, default_arena_bytes, remove_leftovers
 from kvstore.tiers.ssd import DirectoryLock, SsdTier
 
 _log = logging.getLogger(__name__)
@@ -148,6 +148,7 @@ class Store:
 def _create_arena(host: HostSettings, *, boot_id: int, owner: Path) -> HostArena:
     size = host.arena_bytes
     try:
+        remove_leftovers(host.directory, owner_tag(owner))
         if size == "auto":
             size = default_arena_bytes(Machine.read(), Mount.of(host.directory))
         return HostArena.create(
@@ -177,17 +178,17 @@ def _create_locks(socket: Path, host: HostSettings) -> ClientLocks:
 def _capacity(ssd: SsdSettings, fs: FileSystem) -> int:
     """Return the limit in bytes; `auto` is judged by what the disk has free now.
 
-    Errors: TierUnavailable when not even two segments fit.
+    Errors: TierUnavailable when not even SEGMENTS_MIN segments fit.
     """
     if ssd.capacity_bytes != "auto":
         return ssd.capacity_bytes
     stored = _stored_bytes(ssd.path / SEGMENTS_FOLDER)
     free = fs.free_bytes(ssd.path)
     capacity = int((stored + max(0, free - ssd.min_free_bytes)) * AUTO_CAPACITY_SHARE)
-    if capacity < 2 * ssd.segment_bytes:
+    if capacity < SEGMENTS_MIN * ssd.segment_bytes:
         raise TierUnavailable(
             f"data directory {ssd.path}: the disk has {bytes_text(free)} free, of which "
-            f"{bytes_text(ssd.min_free_bytes)} are left alone, and two segments of "
+            f"{bytes_text(ssd.min_free_bytes)} are left alone, and {SEGMENTS_MIN} segments of "
             f"{bytes_text(ssd.segment_bytes)} must fit: free some, choose another ssd.path, set "
             "ssd.min_free_bytes or ssd.segment_bytes lower, or ssd.enabled = false"
         )
@@ -212,6 +213,6 @@ def _open_ssd(ssd: SsdSettings, fs: FileSystem, clock: Clock, events: Events, ca
 
 
 def _limits(ssd: SsdSettings, capacity: int) -> Limits:
-    """Return the core's limits; it evicts a little before the tier would have to refuse."""
-    margin = min(ssd.segment_bytes, capacity // 8)
+    """Return the core's limits: it evicts before the tier has to refuse, for segments take time to go."""
+    margin = min(2 * ssd.segment_bytes, capacity // 4)
     return Limits(write_queue_bytes_max=ssd.write_queue_bytes, ssd_capacity_bytes=capacity - margin)

@@ -176,10 +176,15 @@ class DictTier:
         return RecoveryReport(namespaces, len(self.disk.frames), 0, 0, 0, 0, (), False, 0.0)
 
     def usage(self) -> TierUsage:
-        return TierUsage(0, 0, 0, 0, 0, 0)
+        used = len(self.disk.frames) * PAGE_BYTES
+        return TierUsage(0, used, 0, len(self.segments()), used, 0)
 
     def segments(self) -> list[SegmentInfo]:
-        return []
+        frames: dict[int, int] = {}
+        for segment, _ in self.disk.frames:
+            frames[segment] = frames.get(segment, 0) + 1
+        newest = max(frames, default=0)
+        return [SegmentInfo(s, "", "", n * PAGE_BYTES, n, s != newest, 0.0) for s, n in frames.items()]
 
     def healthy(self) -> TierHealth:
         return TierHealth(True, True)
