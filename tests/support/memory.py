@@ -39,7 +39,8 @@ class PrivateMemory:
 
     def images(self, slots: npt.NDArray[np.uint32], *, stride_pages: int) -> tuple[memoryview, ...]:
         size = stride_pages * PAGE_BYTES
-        return tuple(memoryview(self.data)[s * PAGE_BYTES : s * PAGE_BYTES + size] for s in slots.tolist())
+        view = self.data.data
+        return tuple(view[s * PAGE_BYTES : s * PAGE_BYTES + size] for s in slots.tolist())
 
     def touched_pages(self) -> int:
         return self.total_pages - self.first_page
@@ -130,7 +131,8 @@ class DictTier:
         if stored is None:
             return ReadResult(0, b"", b"", MissReason.TIER_DOWN, "frame is gone")
         records = stored.records[read.part_position][read.first : read.first + len(read.keys) // HASH_BYTES]
-        lengths, digests = [], []
+        lengths: list[int] = []
+        digests: list[bytes] = []
         for index, (payload, digest) in enumerate(records):
             segments = stored.header.parts[read.part_position].segments
             found = b"".join(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore import hashing
-from kvstore.api import PartBlocks, TierRun
+from kvstore.api import MatchRequest, PartBlocks, Progress, TierRun
 from kvstore.core.limits import Limits
 from kvstore.errors import InvalidArgument, LeaseExpired, Overloaded, ShuttingDown
 from kvstore.types import BlockHash, MatchMode, MissReason, ReleaseOutcome, Tier
@@ -90,16 +90,16 @@ def test_a_match_is_frozen_for_its_owner() -> None:
 def test_blocks_on_ssd_are_loaded_under_the_lease() -> None:
     rig = reopened(stored(20)[0], manual=True, limits=Limits(load_bytes=4 * 4096))
     keys = rig.keys(20)
-    news = []
-    from kvstore.api import MatchRequest
-
+    news: list[Progress] = []
     answer = rig.ladder.match(MatchRequest(namespace=rig.space.fingerprint, keys=keys), news.append)
     assert (answer.blocks, answer.ready, answer.tiers) == (20, False, (TierRun(Tier.SSD, 20),))
     rig.tier.run(2)
-    assert [p.done for p in news] == [False, False] and sum(e.count for p in news for e in p.extents) == 8
+    assert [p.done for p in news] == [False, False]
+    assert sum(e.count for p in news for e in p.extents) == 8
     rig.tier.run()
     assert news[-1].done and news[-1].blocks == 20
-    assert sum(check_extents(rig.ladder, rig.space, keys, p.extents) for p in news) == 20
+    compared = [check_extents(rig.ladder, rig.space, keys, p.extents) for p in news]
+    assert sum(compared) == 20
 
 
 def test_many_readers_of_a_run_are_one_read() -> None:
