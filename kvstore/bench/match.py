@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from kvstore.bench import prompt, rows
 from kvstore.bench.harness import Bench, timed
 from kvstore.bench.prompt import DEADLINE_SECONDS, Prompt
@@ -48,5 +50,11 @@ def _row(bench: Bench, spec: RowSpec, asked: Prompt, admin: Daemon) -> Row:
     def mean_of(action: Callable[[], object]) -> float:
         return timed(lambda: [action() for _ in range(calls)]) / calls
 
-    timings = bench.alternate(spec.name, match=lambda: mean_of(match_once), empty=lambda: mean_of(admin.ping))
+    empty_rpc = health_pb2_grpc.HealthStub(admin.channel).Check
+    nothing = health_pb2.HealthCheckRequest()
+    timings = bench.alternate(
+        spec.name,
+        match=lambda: mean_of(match_once),
+        empty=lambda: mean_of(lambda: empty_rpc(nothing)),
+    )
     return timings.row(spec, "match", "empty", note=f"{calls} calls a round")

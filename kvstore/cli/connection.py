@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from kvstore.rpc.stubs import admin_stub, data_stub
 from kvstore.rpc.v1 import admin_pb2
 
 CALL_SECONDS = 10.0
+LISTEN_SECONDS = 1.0
 
 AddressOption = Annotated[
     str | None,
@@ -77,7 +79,20 @@ def target_of(address: str, *, token: str, tls_ca: Path | None) -> Target:
     ).checked()
 
 
-_EMPTY_CHECK = health_pb2.HealthCheckRequest()
+def listens(address: str) -> bool:
+    """Return whether somebody accepts connections there; says nothing of whether it answers."""
+    unix = address.removeprefix("unix:")
+    try:
+        if unix != address:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(LISTEN_SECONDS)
+                probe.connect(unix)
+        else:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), LISTEN_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 class Daemon:
@@ -114,10 +129,6 @@ class Daemon:
         reply = self._call(self._health.Check, health_pb2.HealthCheckRequest(), CALL_SECONDS)
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
-    def ping(self) -> None:
-        """Make the least call there is: the standard health check."""
-        self._call(self._health.Check, _EMPTY_CHECK, CALL_SECONDS)
-
     def namespaces(self) -> list[admin_pb2.NamespaceInfo]:
         """Return every namespace, with its canonical form and what it holds."""
         reply = self._call(self._admin.Namespaces, admin_pb2.NamespacesRequest(), CALL_SECONDS)
@@ -148,7 +159,9 @@ class Daemon:
 
     def _call(self, method: Callable[..., Any], request: Any, deadline_seconds: float) -> Any:
         try:
-            return method(request, timeout=deadline_seconds, metadata=self._metadata)
+            # A daemon that listens is given until the deadline, also when it is too busy to greet at once.
+            waits = listens(self.address)
+            return method(request, timeout=deadline_seconds, metadata=self._metadata, wait_for_ready=waits)
         except grpc.RpcError as error:
             raise self._mapped(error, deadline_seconds) from error
 

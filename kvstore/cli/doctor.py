@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvstore.cli.checks import Finding, Level, Place, examine
-from kvstore.cli.connection import AddressOption, CaOption, Daemon, JsonOption, TokenOption
+from kvstore.cli.connection import AddressOption, CaOption, Daemon, JsonOption, TokenOption, listens
 from kvstore.cli.output import (
     EXIT_FINE,
     EXIT_PROBLEM,
@@ -86,7 +86,7 @@ class _Answer:
     address: str
     document: dict[str, Any]
     serving: bool
-    error: str = ""
+    error: KVStoreError | None = None
 
 
 def _ask(address: str, token: str, tls_ca: Path | None) -> _Answer:
@@ -94,7 +94,7 @@ def _ask(address: str, token: str, tls_ca: Path | None) -> _Answer:
         with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
             return _Answer(address, daemon.status(), daemon.serving())
     except KVStoreError as error:
-        return _Answer(address, {}, serving=False, error=str(error))
+        return _Answer(address, {}, serving=False, error=error)
 
 
 def _place(data: Path | None, shared_memory: Path | None, config: Path | None, answer: _Answer) -> Place:
@@ -110,10 +110,11 @@ def _place(data: Path | None, shared_memory: Path | None, config: Path | None, a
 
 def _daemon(answer: _Answer, token: str, tls_ca: Path | None) -> list[Finding]:
     check = "daemon"
-    if answer.error:
+    if answer.error is not None and listens(answer.address):
+        return [Finding(check, Level.PROBLEM, str(answer.error), "look at its log; restart it if it hangs")]
+    if answer.error is not None:
         advice = "`kvstore serve` starts one; `kvstore doctor --self-test` tries a temporary one"
-        found = answer.error.partition(" start one")[0].rstrip(":")
-        return [Finding(check, Level.NOTE, found, advice)]
+        return [Finding(check, Level.NOTE, f"no daemon answers at {answer.address}", advice)]
     version, up = answer.document.get("version", "?"), answer.document.get("uptime_seconds", 0.0)
     found = f"version {version} answers at {answer.address}, up {duration_text(up)}"
     if not answer.serving:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -278,3 +279,18 @@ def test_every_group_of_the_bench_runs(tmp_path: Path) -> None:
     assert set(rows) == {spec.name for group in GROUPS.values() for spec in group.rows}
     unmeasured = {name for name, row in rows.items() if row["value"] is None}
     assert unmeasured <= {"ssd_read"}, {name: rows[name]["detail"] for name in unmeasured}
+
+
+@pytest.mark.slow
+def test_a_hung_daemon_is_not_a_missing_one(tmp_path: Path) -> None:
+    with ChildDaemon(tmp_path, arena_bytes=64 << 20, settings=SMALL) as child:
+        os.kill(child.pid, signal.SIGSTOP)
+        try:
+            done = kvstore("status", "-a", child.address)
+            judged = kvstore("doctor", "--json", "-a", child.address, "--data", str(tmp_path))
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+    assert done.returncode == judged.returncode == 1
+    assert "did not answer within 10 s" in done.stderr
+    (finding,) = [f for f in document(judged)["findings"] if f["section"] == "daemon"]
+    assert finding["level"] == "problem"
