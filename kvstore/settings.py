@@ -45,6 +45,8 @@ _SECOND_UNITS = {
     "w": 604800.0,
 }
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+SEGMENTS_MIN = 4
+"""Segments go whole: with fewer than this, the capacity would be an empty promise."""
 _SECRETS = frozenset({"server.token"})
 ENVIRONMENT_PREFIX = "KVSTORE_"
 CLASS_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
@@ -258,10 +260,8 @@ def broken_relations(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]
     server, host, ssd = settings.server, settings.host, settings.ssd
     if host.arena_bytes != "auto" and host.arena_bytes < 4 * MIB:
         yield ("host.arena_bytes",), f"an arena has at least {4 * MIB} bytes, got {host.arena_bytes}"
-    if ssd.capacity_bytes != "auto" and ssd.capacity_bytes < 2 * ssd.segment_bytes:
-        rule = (
-            f"two segments of {ssd.segment_bytes} bytes must fit into the capacity, got {ssd.capacity_bytes}"
-        )
+    if ssd.capacity_bytes != "auto" and ssd.capacity_bytes < SEGMENTS_MIN * ssd.segment_bytes:
+        rule = f"{SEGMENTS_MIN} segments of {ssd.segment_bytes} bytes must fit in, got {ssd.capacity_bytes}"
         yield ("ssd.capacity_bytes", "ssd.segment_bytes"), rule
     if server.token.get_secret_value() and server.token_file is not None:
         yield ("server.token", "server.token_file"), "give one of the two"
@@ -409,7 +409,9 @@ def _explained(error: ValidationError, given: Mapping[str, Given]) -> Iterator[s
         location = [str(part) for part in fault["loc"]]
         depth = 3 if location[0] == "classes" else 2
         key = ".".join(location[:depth])
-        said = fault["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be")
+        said = (
+            fault["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be")
+        )
         got = "" if key in _SECRETS or key not in given else f", got {given[key].value!r}"
         yield f"{_blame(given, key)}: {said}{got}"
 

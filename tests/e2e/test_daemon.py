@@ -25,7 +25,7 @@ from kvstore.rpc import wire
 from kvstore.rpc.channel import bearer
 from kvstore.rpc.v1 import admin_pb2
 from kvstore.rpc.v1 import data_pb2 as pb
-from kvstore.types import AckTier, PutOutcome
+from kvstore.types import AckTier, MissReason, PutOutcome
 from tests.e2e import blocks
 from tests.e2e.served import Home, Served, Wire, refused
 
@@ -130,6 +130,21 @@ def test_sigterm_writes_what_is_queued(home: Home) -> None:
         assert daemon.lines[-1].endswith("0 B left unwritten")
     with Served(home) as daemon:
         assert "600 blocks" in daemon.fact("recovered")
+
+
+def test_a_small_disk_keeps_the_newest(home: Home) -> None:
+    flags = ["--arena", "16MiB", "--capacity", "24MiB", "--set", "ssd.segment_bytes=4MiB"]
+    with Served(home, *flags) as daemon, Wire(home.address) as client:
+        blocks.open_namespace(client)
+        for seed in range(10):
+            keys = blocks.keys_of(200, seed=seed)
+            assert blocks.put(client, keys) == [(PutOutcome.STORED_SSD, 200)]
+            blocks.assert_fetched(client, keys)
+        first = blocks.match(client, blocks.keys_of(200, seed=0))
+        assert (first.blocks, first.reason) == (0, MissReason.EVICTED)
+        document = json.loads(client.admin.Status(admin_pb2.StatusRequest()).document)
+        assert document["tiers"][1]["used_bytes"] <= 24 << 20
+        assert 'kvstore_evicted_bytes_total{tier="ssd"}' in scraped(daemon)
 
 
 def test_what_arrives_damaged_is_refused(home: Home) -> None:

@@ -172,7 +172,7 @@ def test_a_secret_is_never_shown(tmp_path: Path) -> None:
         ([("server.tls_cert", "/c")], ["certificate needs its key"]),
         ([("server.tls_client_ca", "/c")], ["server.tls_cert"]),
         ([("server.token", "a"), ("server.token_file", "/t")], ["one of the two"]),
-        ([("ssd.capacity_bytes", "8MiB"), ("ssd.segment_bytes", "8MiB")], ["two segments", "got 8388608"]),
+        ([("ssd.capacity_bytes", "8MiB"), ("ssd.segment_bytes", "8MiB")], ["4 segments", "got 8388608"]),
         ([("host.arena_bytes", "4KiB")], ["at least 4194304", "got 4096"]),
         ([("server.metrics_address", "nine")], ["expected host:port"]),
     ],

@@ -107,11 +107,18 @@ def test_positions_are_found_by_name() -> None:
         {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
         {"rope_parameters": {"rope_type": "longrope"}},
         {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
+        {"text_config": {"rope_scaling": {"type": "longrope"}}},
     ],
 )
 def test_keys_that_depend_on_the_whole_length_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="depend on the sequence length"):
         refuse_length_dependent(config)
+
+
+def test_another_dynamic_thing_is_none_of_ours() -> None:
+    refuse_length_dependent(
+        {"quantization_config": {"type": "dynamic"}, "rope_parameters": {"rope_type": "yarn"}}
+    )
 
 
 def test_other_layer_kinds_are_refused_by_name() -> None:

@@ -56,7 +56,7 @@ def test_the_limit_of_the_disk_is_judged_at_start(place: Path) -> None:
     usage = store.ssd.usage()
     assert 0 < usage.capacity_bytes < usage.free_bytes
     store.close(deadline_seconds=1)
-    with pytest.raises(TierUnavailable, match=r"two segments of 4\.0 MiB must fit"):
+    with pytest.raises(TierUnavailable, match=r"4 segments of 4\.0 MiB must fit"):
         opened(place, ssd__min_free_bytes=1 << 60)
     fixed = opened(place, ssd__capacity_bytes=64 * MIB)
     assert fixed.ssd is not None
