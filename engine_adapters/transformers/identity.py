@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -56,17 +56,21 @@ def refuse_length_dependent(config: Mapping[str, Any]) -> None:
 
     Errors: InvalidArgument naming the rope type.
     """
-    pending: list[Any] = [positions(config)]
-    while pending:
-        value = pending.pop()
-        if not isinstance(value, Mapping):
-            continue
-        kind = value.get("rope_type", value.get("type"))
+    for kind in _rope_kinds(config, is_positional=False):
         if kind in LENGTH_DEPENDENT_ROPE:
             raise InvalidArgument(
                 f"prefix cache: rope type {kind!r} makes keys depend on the sequence length"
             )
-        pending.extend(value.values())
+
+
+def _rope_kinds(config: Mapping[str, Any], *, is_positional: bool) -> Iterator[str]:
+    """Yield the rope types of a config and of those inside it; `type` means that only among positions."""
+    if is_positional:
+        yield config.get("rope_type", config.get("type", ""))
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            inside = is_positional or any(word in key for word in POSITIONAL)
+            yield from _rope_kinds(value, is_positional=inside)
 
 
 def model_namespace(

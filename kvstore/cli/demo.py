@@ -25,6 +25,7 @@ from kvstore.errors import TierUnavailable
 TOKENS_DEFAULT, TOKENS_QUICK = 4_000, 1_200
 SOCKET_PATH_BYTES_MAX = 100
 """Longer unix socket paths are refused by the kernel (108 with the terminator)."""
+SECONDS_WORTH_A_LINE = 2.0
 
 
 class Dtype(StrEnum):
@@ -123,7 +124,7 @@ def _own_directory(keep: bool) -> Iterator[Path]:
 
 @contextmanager
 def _step(screen: Console, text: str) -> Iterator[Callable[[str], None]]:
-    """Show a step with a spinner while it lasts, and leave one line with its outcome and duration."""
+    """Show a step with a spinner while it lasts; leave a line with its outcome, or if it took long."""
     began = time.monotonic()
     outcome = [text]
     with screen.status(escape(text)) as status:
@@ -133,7 +134,10 @@ def _step(screen: Console, text: str) -> Iterator[Callable[[str], None]]:
             status.update(escape(news))
 
         yield said
-    screen.print(f"[dim]{time.monotonic() - began:6.1f} s[/]  {escape(outcome[-1])}", soft_wrap=True)
+    seconds = time.monotonic() - began
+    if len(outcome) == 1 and seconds < SECONDS_WORTH_A_LINE:
+        return
+    screen.print(f"[dim]{seconds:6.1f} s[/]  {escape(outcome[-1])}", soft_wrap=True)
 
 
 def _write_json(target: str, value: dict[str, object]) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,21 @@ def test_a_daemon_killed_between_two_requests_fails_none(
     result = answer(model, client, prompt, max_new_tokens=NEW)
     assert result["ids"] == plain(model, prompt)
     assert (result["hit_tokens"], result["stored"]) == (0, 0)
+
+
+def test_the_same_process_resumes_when_the_daemon_is_back(
+    model: Any, daemon: ChildDaemon, client: Client
+) -> None:
+    prompt = tokens(300)
+    answer(model, client, prompt, max_new_tokens=NEW)
+    daemon.stop()
+    assert answer(model, client, prompt, max_new_tokens=NEW)["hit_tokens"] == 0
+    daemon.start()
+    deadline = time.monotonic() + 40.0
+    while not (result := answer(model, client, prompt, max_new_tokens=NEW))["hit_tokens"]:
+        assert time.monotonic() < deadline, f"still no hit: {result}"
+        time.sleep(0.2)
+    assert result["ids"] == plain(model, prompt)
 
 
 def test_a_daemon_killed_inside_a_request_fails_none(model: Any, daemon: ChildDaemon, client: Client) -> None:
