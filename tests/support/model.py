@@ -95,7 +95,7 @@ class ModelStore:
         return [other for other in self.blocks[key].together if other in self.blocks]
 
     def _make_durable(self, path: list[bytes]) -> None:
-        """A run whose last block is held by a class that reaches SSD is written, with everything before it."""
+        """A run whose last block is held by a class that reaches SSD is written, ancestors included."""
         if path and CLASSES[self.blocks[path[0]].retention_class].reaches_ssd:
             for key in path:
                 self.blocks[key].durable = True
