@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import socket
 from collections.abc import Iterator
@@ -40,6 +41,12 @@ def test_a_socket_for_others_can_be_reached_by_them(short: Path) -> None:
     assert (short / "run").stat().st_mode & 0o777 == 0o755
     prepare_socket(settings(short / "group" / "a.sock", socket_mode="0660"))
     assert (short / "group").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_group_of_users_can_reach_the_socket(short: Path) -> None:
+    group = grp.getgrgid(os.getgid()).gr_name
+    prepare_socket(settings(short / "run" / "a.sock", socket_group=group, socket_mode="0660"))
+    assert (short / "run").stat().st_gid == os.getgid()
 
 
 def test_a_leftover_goes_and_a_living_one_stays(short: Path) -> None:

@@ -156,6 +156,8 @@ def test_errors_of_the_unary_twins_keep_their_kind(place: Path) -> None:
     async def play(world: Running) -> None:
         error = await world.error_of(world.data.Match(blocks.match_request(KEYS)))
         assert isinstance(error, UnknownNamespace)
+        verify = world.admin.Verify(admin_pb2.VerifyRequest(namespace=b"x" * 32))
+        assert isinstance(await world.error_of(verify.read()), UnknownNamespace)
         await world.data.Open(open_request())
         reply = await world.data.Match(blocks.match_request(KEYS))
         assert reply.boot_id
