@@ -25,7 +25,8 @@ from tests.support.model import ModelStore, split_keys
 CLASSES = st.sampled_from(["agent", "chat", "batch", "handoff", "swa"])
 BIG_PAGES = 4096
 SMALL_PAGES = 40
-THERE = {PutOutcome.STORED_HOST, PutOutcome.STORED_SSD, PutOutcome.DUPLICATE}
+STORED = {PutOutcome.STORED_HOST, PutOutcome.STORED_SSD}
+THERE = {*STORED, PutOutcome.DUPLICATE}
 
 
 class LadderMachine(RuleBasedStateMachine):
@@ -85,9 +86,10 @@ class LadderMachine(RuleBasedStateMachine):
         assert answer is not None
         outcomes = [run.outcome for run in answer.outcomes for _ in range(run.count)]
         assert len(outcomes) == len(mine) // 32
-        self.model.put(
-            parent, split_keys(mine), [o in THERE for o in outcomes], retention_class, self.clock.wall()
-        )
+        names = split_keys(mine)
+        fresh = {key for key, outcome in zip(names, outcomes, strict=True) if outcome in STORED}
+        there = [outcome in THERE for outcome in outcomes]
+        self.model.put(parent, names, there, retention_class, self.clock.wall(), fresh)
 
     @rule(
         path=paths,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvstore.retention import SHIPPED_CLASSES
@@ -67,12 +68,22 @@ class ModelStore:
             self._make_durable(self._neighbours(key) if self.flat else self._path(key))
         return count
 
-    def put(self, parent: bytes, keys: list[bytes], stored: list[bool], by: str, now: float) -> None:
-        """Take over a put; `stored` says which blocks the store claims to have now (stored or duplicate)."""
+    def put(
+        self,
+        parent: bytes,
+        keys: list[bytes],
+        stored: list[bool],
+        by: str,
+        now: float,
+        fresh: Collection[bytes] = (),
+    ) -> None:
+        """Take over a put; `stored` says which blocks the store claims to have now (stored or duplicate),
+        `fresh` which of them it did not have before.
+        """
         before = parent
         together: list[bytes] = []
         for key, is_there in zip(keys, stored, strict=True):
-            if is_there and key not in self.blocks:
+            if is_there and (key not in self.blocks or key in fresh):
                 together.append(key)
                 self.blocks[key] = Block(before, by, now, False, together)
             else:
