@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 RIDE_SECONDS = 0.003
 """How long a release waits for a match that it can ride on: a message of its own wakes both ends."""
 RIDERS_MAX = 64
+CLOSE_SECONDS = 0.2
 
 Outcome = pb.SessionReply | KVStoreError
 """What becomes of a request: its reply, the daemon's error, or the session's end."""
@@ -125,8 +126,10 @@ class Session:
         return self._end
 
     def close(self) -> None:
-        """End the stream; everybody who waits hears of it."""
+        """End the stream; everybody who waits hears of it. One-way messages said before still go out."""
         self._finish(TierUnavailable("session: closed by this client"))
+        if threading.current_thread() is not self._reader:
+            self._reader.join(CLOSE_SECONDS)
         self._call.cancel()
 
     def _requests(self) -> Iterator[pb.SessionRequest]:

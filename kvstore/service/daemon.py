@@ -14,6 +14,7 @@ from kvstore.clock import Clock, SystemClock
 from kvstore.errors import KVStoreError, TierUnavailable
 from kvstore.events import Events
 from kvstore.metrics import EventsCollector
+from kvstore.service.allocator import keep_large_blocks
 from kvstore.service.endpoint import Endpoint
 from kvstore.service.gate import Gate, State
 from kvstore.service.report import Report, bytes_text
@@ -55,6 +56,7 @@ class Daemon:
         """
         if not __debug__:
             raise KVStoreError("the daemon checks itself with assertions and does not run under python -O")
+        keep_large_blocks()
         return asyncio.run(self._main())
 
     async def _main(self) -> int:
