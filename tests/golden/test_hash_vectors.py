@@ -31,9 +31,10 @@ def _namespace() -> Namespace:
 
 def test_canonical_form() -> None:
     assert _namespace().canonical() == (
-        b'{"identity":{"adapter":"","addressing":"chain","block_tokens":16,"dtype":"bfloat16","engine":"engine 1.0",'
-        b'"model":"example/model","packing":"nhd","quantisation":"","replay":"no","rope":"{\\"theta\\":10000}",'
-        b'"tenant":"acme","weights":"blake2b:0011"},"layout":{"dtype":"bfloat16","groups":[["kv","full_history",0]],'
+        b'{"identity":{"adapter":"","addressing":"chain","block_tokens":16,"dtype":"bfloat16",'
+        b'"engine":"engine 1.0","model":"example/model","packing":"nhd","quantisation":"","replay":"no",'
+        b'"rope":"{\\"theta\\":10000}","tenant":"acme","weights":"blake2b:0011"},'
+        b'"layout":{"dtype":"bfloat16","groups":[["kv","full_history",0]],'
         b'"parts":[["kv","all",4096,[[0,2,0,2048],[2,2,2048,2048]]]]},"version":1}'
     )
 
