@@ -35,6 +35,8 @@ class Row:
     detail: str
     bar: float | None = None
     """A bar that depends on the machine; else the row's own."""
+    lacks: str = ""
+    """The program that the baseline needs and this machine does not have: no failure of ours."""
 
     @property
     def effective_bar(self) -> float | None:

@@ -45,7 +45,8 @@ def _local_tier(bench: Bench, payload: Array) -> Iterator[LocalTier]:
 
 def _read(bench: Bench, local: LocalTier) -> Row:
     if not fio.is_installed():
-        return Row(rows.SSD_READ, None, "not measured: fio is not installed (apt-get install fio)")
+        reason = "not measured: fio is not installed (apt-get install fio)"
+        return Row(rows.SSD_READ, None, reason, lacks="fio")
     window = WINDOW_SECONDS_QUICK if bench.is_quick else WINDOW_SECONDS
     files = local.segment_files
     size = BLOCKS * BLOCK_BYTES
