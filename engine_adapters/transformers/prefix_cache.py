@@ -112,6 +112,8 @@ class PrefixCache:
     and no two logits lie closer than rounding (about 3e-5); bfloat16 rounds differently for other row counts.
     Keys and values of an answer were computed one row at a time: they equal those of a prefill within the
     same rounding.
+    `staging_bytes` of memory are touched at the start and kept for fetches that fit, as engines do with their
+    pools: a first touch costs more than the copy itself.
     Errors: InvalidArgument when the model cannot be stored; LayoutMismatch when the store has it with other
     bytes. Whatever else fails in the store is a miss, and the model computes.
     Threads: one request at a time, as the model itself.
@@ -132,6 +134,7 @@ class PrefixCache:
         match_seconds_max: float = 0.020,
         fetch_seconds_max: float = 2.0,
         save_seconds_max: float = 2.0,
+        staging_bytes: int = 0,
         clock: Clock | None = None,
     ) -> None:
         if suffix_tokens_min < 1:
@@ -155,6 +158,8 @@ class PrefixCache:
         self._match_seconds_max = match_seconds_max
         self._fetch_seconds_max = fetch_seconds_max
         self._save_seconds_max = save_seconds_max
+        self._staging = self.engine.shape.new_blocks(staging_bytes // self.engine.shape.block_bytes)
+        self._staging.fill(0)
         self._clock = clock or SystemClock()
         self._row_seconds = math.inf  # the model's best pace so far
 
@@ -240,7 +245,8 @@ class PrefixCache:
         if not match.blocks:
             return []
         begun = self._clock.monotonic()
-        blocks = self.engine.shape.new_blocks(match.blocks)
+        fits = match.blocks <= len(self._staging)
+        blocks = self._staging[: match.blocks] if fits else self.engine.shape.new_blocks(match.blocks)
         fetched = self._blocks.fetch(match, blocks, deadline_seconds=self._fetch_deadline(match.blocks))
         outcome = ReleaseOutcome.USED if fetched.blocks else ReleaseOutcome.UNUSED
         self._blocks.release(match, used=fetched.blocks, outcome=outcome)

@@ -115,6 +115,7 @@ class Story:
         self._step = step
         self._outcome = Outcome()
         self._fingerprint = b""
+        self._conversation_bytes = 0
 
     def play(self) -> Outcome:
         """Run the whole demo.
@@ -129,14 +130,16 @@ class Story:
             prompts, plain = self._without_store(worker, chat)
             daemon = self._daemon(len(prompts[-1]))
             with daemon:
+                self._open(worker, daemon)
                 self._turn(worker, 1, prompts[0], plain[0])
                 self._look(daemon, "after turn 1")
                 with self._worker(2) as second:
+                    self._open(second, daemon)
                     self._turn(second, 2, prompts[1], plain[1])
                 self._look(daemon, "after turn 2")
                 self._restart(daemon)
                 with self._worker(3) as third:
-                    third.ask("open", address=daemon.address, block_tokens=BLOCK_TOKENS)
+                    self._open(third, daemon)
                     self._look(daemon, "after the restart")
                     self._turn(third, 3, prompts[2], plain[2])
                 self._look(daemon, "after turn 3")
@@ -154,8 +157,8 @@ class Story:
 
     def _daemon(self, tokens: int) -> ChildDaemon:
         """Return a daemon with room for the conversation twice over; on disk where /dev/shm is too small."""
-        needed = 2 * (tokens + ANSWER_TOKENS_MAX) * int(self._outcome.model["token_bytes"])
-        arena_bytes = max(ARENA_BYTES_MIN, needed)
+        self._conversation_bytes = (tokens + ANSWER_TOKENS_MAX) * int(self._outcome.model["token_bytes"])
+        arena_bytes = max(ARENA_BYTES_MIN, 2 * self._conversation_bytes)
         settings = {}
         if _free_bytes(SHARED_MEMORY) < arena_bytes * 5 // 4:
             settings["host.directory"] = str(self._directory)
@@ -184,18 +187,19 @@ class Story:
     ) -> None:
         act = ACTS[number - 1]
         with self._step(f"turn {number} with the store ({act.name})") as said:
-            opened = worker.ask("open", address=self._address, block_tokens=BLOCK_TOKENS)
             stored = worker.ask("ask", prompt=prompt, max_new_tokens=ANSWER_TOKENS_MAX)
             said(f"turn {number} with the store ({act.name}): {_first(stored)}")
-        self._fingerprint = bytes.fromhex(opened["fingerprint"])
         sizes = ("layers", "heads", "head_dim", "layer_parameters", "head_parameters")
         model = ModelSizes(**{name: self._outcome.model[name] for name in sizes})
         ideal = model.speed_up(tokens=stored["prompt_tokens"], known=stored["hit_tokens"])
         self._outcome.turns.append(Turn(act=act, plain=plain, stored=stored, ideal_speed_up=ideal))
 
-    @property
-    def _address(self) -> str:
-        return f"unix:{self._directory / 'kvstore.sock'}"
+    def _open(self, worker: WorkerProcess, daemon: ChildDaemon) -> None:
+        """Connect a worker; it allocates what it needs beside the model now, as engines do at their start."""
+        opened = worker.ask(
+            "open", address=daemon.address, block_tokens=BLOCK_TOKENS, staging_bytes=self._conversation_bytes
+        )
+        self._fingerprint = bytes.fromhex(opened["fingerprint"])
 
     def _restart(self, daemon: ChildDaemon) -> None:
         with self._step("stopping the daemon (SIGTERM) and starting it again") as said:

@@ -215,3 +215,19 @@ def test_the_hit_is_the_same_in_half_precision() -> None:
     cold, warm = cache_of(half, store).prefill(ids), cache_of(half, store).prefill(ids)
     assert warm.hit_tokens == 80
     assert torch.allclose(cold.logits.float(), warm.logits.float(), atol=0.5)
+
+
+def test_what_was_fetched_does_not_live_in_the_staging_memory(model: Any) -> None:
+    store, one, other = DictStore(), tokens(150), tokens(150, seed=5)
+    cold = cache_of(model, store)
+    cold.prefill(one)
+    cold.prefill(other)
+    staged = cache_of(model, store, staging_bytes=1 << 20)
+    first = staged.resume(one)
+    staged.resume(other)  # goes through the same memory
+    again = cache_of(model, store).resume(one)
+    for (keys, values), (keys_again, values_again) in zip(
+        staged.engine.layers(first.past), staged.engine.layers(again.past), strict=True
+    ):
+        assert torch.equal(keys, keys_again)
+        assert torch.equal(values, values_again)
