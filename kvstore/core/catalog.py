@@ -18,6 +18,7 @@ from kvstore.core.ledger import DepartedLedger
 from kvstore.core.loose import LooseIndex
 from kvstore.core.plan import Plan
 from kvstore.core.retention import Retention
+from kvstore.core.room import Room
 from kvstore.core.segments import Segment, SegmentTable
 from kvstore.core.slabs import SlabAllocator
 from kvstore.errors import UnknownNamespace
@@ -25,7 +26,7 @@ from kvstore.events import Events
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
 from kvstore.tiers.base import HostMemory, TouchNote
-from kvstore.types import HASH_BYTES, PAGE_BYTES, Addressing, Fingerprint, MissReason, Tier, key_at
+from kvstore.types import HASH_BYTES, Addressing, Fingerprint, MissReason, Tier, key_at
 
 if TYPE_CHECKING:
     from kvstore.core.puts import PendingPut
@@ -77,6 +78,7 @@ class Catalog:
         self.plan = plan
         self.segments = SegmentTable()
         self.namespaces: dict[Fingerprint, NamespaceState] = {}
+        self._room = Room(self)
         self._zombies: dict[Frame, list[tuple[int, int]]] = {}
 
     def state(self, fingerprint: Fingerprint) -> NamespaceState:
@@ -133,56 +135,12 @@ class Catalog:
 
     # Host slots
 
-    def allocate(self, count: int, part: Part, *, now: float) -> U32Array:
-        """Hand out up to `count` slots for a part, evicting what has to go; fewer when everything left is
-        held.
+    def allocate(self, count: int, part: Part) -> U32Array:
+        """Hand out up to `count` slots for a part, evicting what has to go; fewer when the rest is held.
 
         Shapes: u32[<= count].
         """
-        stride = part.stride_pages
-        slots = self.slabs.allocate(count, stride_pages=stride)
-        while len(slots) < count and self.slabs.fits(stride_pages=stride):
-            if not self._make_room((count - len(slots)) * stride, stride, now=now):
-                break
-            more = self.slabs.allocate(count - len(slots), stride_pages=stride)
-            slots = np.concatenate((slots, more))
-        return slots
-
-    def _make_room(self, pages: int, stride_pages: int, *, now: float) -> bool:
-        before = self.slabs.used_pages
-        for node in self.policy.victims():
-            self._evict_from(node, pages - (before - self.slabs.used_pages), now=now)
-            if before - self.slabs.used_pages >= pages:
-                return True
-        return before > self.slabs.used_pages
-
-    def _evict_from(self, node: Node, pages: int, *, now: float) -> None:
-        offset = node.count
-        for piece in reversed(list(node.slices)):
-            offset -= piece.count
-            if piece.frame.holds or pages <= 0:
-                return
-            picked = np.flatnonzero(piece.frame.resident(piece.start, piece.count))[::-1]
-            stride = piece.frame.block_stride_bytes // PAGE_BYTES
-            picked = picked[: -(-pages // stride)]
-            if not len(picked):
-                continue
-            if piece.frame.location is None:
-                if node.children:
-                    return
-                lowest = int(picked.min())
-                self._count_evicted(piece.frame, piece.count - lowest)
-                self.drop(node, offset + lowest, MissReason.EVICTED)
-                pages -= (piece.count - lowest) * stride
-            else:
-                self._count_evicted(piece.frame, len(picked))
-                self._free_blocks(piece.frame, piece.start + picked)
-                pages -= len(picked) * stride
-        if not any(piece.frame.resident(piece.start, piece.count).any() for piece in node.slices):
-            self.policy.remove(node)
-
-    def _count_evicted(self, frame: Frame, blocks: int) -> None:
-        self.events.add("kvstore_evicted_bytes_total", blocks * frame.block_stride_bytes, tier=str(Tier.HOST))
+        return self._room.allocate(count, part)
 
     def free_slots(self, slots: U32Array) -> None:
         """Give slots back; their generations move on, so that a late reader notices."""
@@ -190,7 +148,7 @@ class Catalog:
             self.memory.generations[slots] += 1
             self.slabs.free(slots)
 
-    def _free_blocks(self, frame: Frame, blocks: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
+    def free_blocks(self, frame: Frame, blocks: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
         if frame.host is None:
             return
         for part in frame.host:
@@ -212,7 +170,7 @@ class Catalog:
         assert frame.holds >= 0
         if not frame.holds:
             for start, count in self._zombies.pop(frame, ()):
-                self._free_blocks(frame, np.arange(start, start + count))
+                self.free_blocks(frame, np.arange(start, start + count))
             if frame.nodes:
                 self._shrink(frame)
 
@@ -252,7 +210,7 @@ class Catalog:
         if frame.holds:
             self._zombies.setdefault(frame, []).append((piece.start, piece.count))
         else:
-            self._free_blocks(frame, np.arange(piece.start, piece.start + piece.count))
+            self.free_blocks(frame, np.arange(piece.start, piece.start + piece.count))
         if frame.nodes:
             self._shrink(frame)
             return
@@ -406,5 +364,5 @@ class Catalog:
 
     def _release_host(self, node: Node) -> None:
         for piece in node.slices:
-            self._free_blocks(piece.frame, np.arange(piece.start, piece.start + piece.count))
+            self.free_blocks(piece.frame, np.arange(piece.start, piece.start + piece.count))
         self.policy.remove(node)

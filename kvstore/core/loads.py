@@ -107,7 +107,7 @@ class Loads:
                         queue.remove(load)
                         self._close(load)
 
-    def next(self, now: float) -> list[tuple[Load, list[FrameRead]]]:
+    def next(self) -> list[tuple[Load, list[FrameRead]]]:
         """Return loads to submit now, slots in hand; those without room fail as throttled."""
         ready: list[tuple[Load, list[FrameRead]]] = []
         while (self._urgent or self._ahead) and self.in_flight < self._limits.loads_in_flight_max:
@@ -115,7 +115,7 @@ class Loads:
             if load.frame.dead or load.frame.location is None:
                 key = key_at(load.frame.keys, load.start)
                 self._finish(load, 0, self._catalog.ledger.reason(key))
-            elif not self._allocate(load, now):
+            elif not self._allocate(load):
                 self._finish(load, 0, MissReason.THROTTLED)
             else:
                 load.submitted = True
@@ -123,10 +123,10 @@ class Loads:
                 ready.append((load, self._reads(load)))
         return ready
 
-    def _allocate(self, load: Load, now: float) -> bool:
+    def _allocate(self, load: Load) -> bool:
         slots: list[U32Array] = []
         for part in load.frame.parts:
-            slots.append(self._catalog.allocate(load.count, part, now=now))
+            slots.append(self._catalog.allocate(load.count, part))
             if len(slots[-1]) < load.count:
                 for taken in slots:
                     self._catalog.free_slots(taken)

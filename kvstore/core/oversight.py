@@ -43,7 +43,7 @@ class Oversight(Wiring):
 
     def verify(self, namespace: Fingerprint | None = None) -> Iterator[VerifyStep]:
         """Re-read and check every digest in every tier; blocking, for an administrator's thread."""
-        return verify(self._catalog, self._ssd, self._decision, self._retention.now, namespace)
+        return verify(self._catalog, self._ssd, self._decision, namespace)
 
     def status(self) -> StatusSnapshot:
         """Return totals by tier, class and namespace, counters and gauges."""

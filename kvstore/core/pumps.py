@@ -20,18 +20,17 @@ Decision = Callable[[], AbstractContextManager[None]]
 class ReadPump:
     """Submits loads as long as there is room for more."""
 
-    def __init__(self, tier: Tier | None, loads: Loads, decision: Decision, now: Callable[[], float]) -> None:
+    def __init__(self, tier: Tier | None, loads: Loads, decision: Decision) -> None:
         self._tier = tier
         self._loads = loads
         self._decision = decision
-        self._now = now
 
     def run(self) -> None:
         """Submit what may be submitted now."""
         if self._tier is None or not self._loads.queued:
             return
         with self._decision():
-            ready = self._loads.next(self._now())
+            ready = self._loads.next()
         if not ready:
             return
         reads: list[FrameRead] = [read for _, group in ready for read in group]

@@ -80,7 +80,7 @@ class Putting:
             )
         put = self._join_or_start(state, request, monotonic=monotonic, now=now)
         fresh = [self._add_part(put, piece) for piece in pieces]
-        self._allocate(put, fresh, now=now)
+        self._allocate(put, fresh)
         outcomes = self._outcomes(put, fresh)
         if not any(part.mask.any() for part in fresh):
             for part in fresh:
@@ -137,11 +137,11 @@ class Putting:
         put.parts[piece.part] = put_part
         return put_part
 
-    def _allocate(self, put: PendingPut, fresh: list[PutPart], *, now: float) -> None:
+    def _allocate(self, put: PendingPut, fresh: list[PutPart]) -> None:
         room = put.count
         for part in fresh:
             places = np.flatnonzero(part.mask)
-            slots = self._catalog.allocate(len(places), part.data.part, now=now)
+            slots = self._catalog.allocate(len(places), part.data.part)
             part.data.slots[places[: len(slots)]] = slots
             if len(slots) < len(places):
                 room = min(room, int(places[len(slots)]))

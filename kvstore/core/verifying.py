@@ -43,7 +43,6 @@ def verify(
     catalog: Catalog,
     ssd: Tier | None,
     decision: Decision,
-    now: Callable[[], float],
     namespace: Fingerprint | None,
 ) -> Iterator[VerifyStep]:
     """Check all blocks that are there when it starts; bad ones are dropped, so that they cannot be served."""
@@ -52,7 +51,7 @@ def verify(
         total = sum(_copies(frame) for frame in frames)
     done = done_bytes = 0
     for frame in frames:
-        for blocks, faults in _check(catalog, ssd, decision, now, frame):
+        for blocks, faults in _check(catalog, ssd, decision, frame):
             done += blocks
             done_bytes += blocks * frame.block_stride_bytes
             yield VerifyStep(done, total, done_bytes, faults)
@@ -71,7 +70,7 @@ def _copies(frame: Frame) -> int:
 
 
 def _check(
-    catalog: Catalog, ssd: Tier | None, decision: Decision, now: Callable[[], float], frame: Frame
+    catalog: Catalog, ssd: Tier | None, decision: Decision, frame: Frame
 ) -> Iterator[tuple[int, tuple[VerifyFault, ...]]]:
     with decision():
         if frame.dead:
@@ -80,7 +79,7 @@ def _check(
     try:
         yield from _check_host(catalog, decision, frame)
         if ssd is not None:
-            yield from _check_ssd(catalog, ssd, decision, now, frame)
+            yield from _check_ssd(catalog, ssd, decision, frame)
     finally:
         with decision():
             catalog.unhold(frame)
@@ -114,7 +113,7 @@ def _intact(catalog: Catalog, slots: PartSlots, block: int) -> bool:
 
 
 def _check_ssd(
-    catalog: Catalog, ssd: Tier, decision: Decision, now: Callable[[], float], frame: Frame
+    catalog: Catalog, ssd: Tier, decision: Decision, frame: Frame
 ) -> Iterator[tuple[int, tuple[VerifyFault, ...]]]:
     location = frame.location
     if location is None:
@@ -126,7 +125,7 @@ def _check_ssd(
         good, detail = count, ""
         for position, part in enumerate(frame.parts):
             with decision():
-                slots = catalog.allocate(count, part, now=now())
+                slots = catalog.allocate(count, part)
             try:
                 into = catalog.memory.images(slots, stride_pages=part.stride_pages)
                 read = FrameRead(

@@ -81,7 +81,7 @@ class Wiring:
             new_number=new_number,
             client_alive=client_alive,
         )
-        self._reads = ReadPump(ssd, self._loads, self._decision, self._retention.now)
+        self._reads = ReadPump(ssd, self._loads, self._decision)
         self._writes = WritePump(ssd, self._writeback, self._decision)
         self._housekeeping = Housekeeping(
             self._catalog, self._leases, self._prefetches, self._putting, self._writeback

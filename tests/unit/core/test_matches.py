@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from kvstore import hashing
 from kvstore.api import MatchRequest, PartBlocks, Progress, TierRun
 from kvstore.core.limits import Limits
 from kvstore.errors import InvalidArgument, LeaseExpired, Overloaded, ShuttingDown
-from kvstore.types import BlockHash, MatchMode, MissReason, ReleaseOutcome, Tier
+from kvstore.types import BlockHash, MatchMode, MissReason, PutOutcome, ReleaseOutcome, Tier
 from tests.support.driver import check_extents, namespace, put
 from tests.support.integrity import check_integrity
 from tests.unit.core.rig import Rig
@@ -181,8 +183,6 @@ def test_reasons_tell_why() -> None:
 def test_a_namespace_that_differs_from_a_filled_sibling_says_so() -> None:
     rig, _ = stored()
     other = namespace(bytes_max=602)
-    import dataclasses
-
     other = dataclasses.replace(other, weights="other weights")
     root = hashing.chain_root(other.fingerprint)
     answer = rig.ladder.open(other, root=root)
@@ -222,8 +222,6 @@ def test_eviction_leaves_the_leaves_first() -> None:
 def test_a_second_model_gets_room() -> None:
     rig = Rig(pages=256, ssd=False)
     put(rig.ladder, rig.space, rig.root, rig.keys(256))
-    import dataclasses
-
     other = dataclasses.replace(namespace(bytes_max=9000), model="other")
     root = hashing.chain_root(other.fingerprint)
     rig.ladder.open(other, root=root)
@@ -232,6 +230,24 @@ def test_a_second_model_gets_room() -> None:
     assert (
         answer is not None and answer.outcomes[0].count == 20 and answer.outcomes[0].outcome == "stored_host"
     )
+    check_integrity(rig.ladder)
+
+
+def test_a_second_model_gets_a_slab_though_every_slab_is_half_full() -> None:
+    """Recency alone would free slots here and there, and no slab until nothing of the first model is left."""
+    rig = Rig(pages=256, ssd=False)
+    runs = [rig.keys(2, salt=salt) for salt in range(128)]
+    for keys in runs:
+        put(rig.ladder, rig.space, rig.root, keys)
+    for keys in runs[::2]:
+        rig.ladder.release(rig.match(keys).lease, used=2)
+    other = dataclasses.replace(namespace(bytes_max=9000), model="other")
+    root = hashing.chain_root(other.fingerprint)
+    rig.ladder.open(other, root=root)
+    answer = put(rig.ladder, other, root, hashing.block_hashes(root, list(range(4)), block_tokens=4))
+    assert answer is not None
+    assert answer.outcomes[0].outcome is PutOutcome.STORED_HOST
+    assert sum(rig.length(keys) for keys in runs) > 240
     check_integrity(rig.ladder)
 
 
