@@ -255,10 +255,18 @@ class Ladder(Oversight):
                 self._retention.named(retention_class)
             found = self._matcher.find(state, keys, now=self._retention.now(), exact_only=False)
             answer = self._prefetches.start(
-                found, deadline_seconds=deadline_seconds, monotonic=self._clock.monotonic()
+                found,
+                deadline_seconds=deadline_seconds,
+                monotonic=self._clock.monotonic(),
+                tenant=state.namespace.tenant,
             )
         self._reads.run()
         return answer
+
+    def prefetch_tenant(self, prefetch: int) -> str | None:
+        """Return whose prefetch that is, None when it is over or never was."""
+        with self._lock:
+            return self._prefetches.tenant(prefetch)
 
     def cancel(self, prefetch: int) -> bool:
         """Give up a prefetch; idempotent."""

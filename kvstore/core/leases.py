@@ -200,9 +200,7 @@ class LeaseTable:
         """
         lease = self._leases.get(number)
         if lease is None:
-            raise LeaseExpired(
-                f"lease {number:#x} has ended or never existed; leases live at most {LEASE_SECONDS_MAX:.0f} s"
-            )
+            raise ended_lease(number)
         return lease
 
     def renew(self, number: int, *, lease_seconds: float, monotonic: float) -> bool:
@@ -283,6 +281,13 @@ class LeaseTable:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+
+def ended_lease(number: int) -> LeaseExpired:
+    """Return the error of a lease that is not there, or not there for who asks."""
+    return LeaseExpired(
+        f"lease {number:#x} has ended or never existed; leases live at most {LEASE_SECONDS_MAX:.0f} s"
+    )
 
 
 def checked_seconds(seconds: float) -> float:

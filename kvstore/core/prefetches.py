@@ -17,8 +17,9 @@ from kvstore.types import MissReason
 class Prefetch:
     """One prefetch: how many loads it still waits for, and until when."""
 
-    def __init__(self, number: int, *, deadline: float) -> None:
+    def __init__(self, number: int, *, deadline: float, tenant: str = "") -> None:
         self.number = number
+        self.tenant = tenant
         self.deadline = deadline
         self.waiting = 0
 
@@ -36,7 +37,9 @@ class PrefetchTable:
         self._new_number = new_number
         self._living: dict[int, Prefetch] = {}
 
-    def start(self, found: Found, *, deadline_seconds: float, monotonic: float) -> PrefetchAnswer:
+    def start(
+        self, found: Found, *, deadline_seconds: float, monotonic: float, tenant: str = ""
+    ) -> PrefetchAnswer:
         """Queue loads for what is not resident, behind all fetches.
 
         Errors: Overloaded at the limit; InvalidArgument on a deadline that is not positive.
@@ -47,7 +50,7 @@ class PrefetchTable:
             raise Overloaded(
                 f"prefetch: {len(self._living)} are under way, the limit is {self._limits.prefetches_max}"
             )
-        prefetch = Prefetch(self._new_number(), deadline=monotonic + deadline_seconds)
+        prefetch = Prefetch(self._new_number(), deadline=monotonic + deadline_seconds, tenant=tenant)
         resident = 0
         for item in found.items + found.side:
             mask = item.frame.resident(item.start, item.count)
@@ -66,6 +69,11 @@ class PrefetchTable:
             loading=found.blocks - resident,
             reason=found.reason,
         )
+
+    def tenant(self, number: int) -> str | None:
+        """Return whose prefetch that is, None when it is over."""
+        prefetch = self._living.get(number)
+        return None if prefetch is None else prefetch.tenant
 
     def cancel(self, number: int) -> bool:
         """Give up a prefetch; loads that nobody else waits for and that are not under way are dropped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,8 @@ from kvstore.events import Events
 from kvstore.retention import SHIPPED_CLASSES, RetentionClass
 from kvstore.tiers.base import HostMemory, Tier
 from kvstore.types import key_count
+
+_log = logging.getLogger(__name__)
 
 
 class Wiring:
@@ -117,9 +120,17 @@ class Wiring:
         while self._news and self._sending.acquire(blocking=False):
             try:
                 while self._news:
-                    self._news.popleft()()
+                    self._send_one(self._news.popleft())
             finally:
                 self._sending.release()
+
+    def _send_one(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            # A listener's fault must reach neither the other listeners nor whoever decides at this moment.
+            _log.exception("a listener of the store failed")
+            self._catalog.events.add("kvstore_listener_failures_total")
 
     def _unlinked(self, segments: list[int], _: Future[int]) -> None:
         with self._lock:

@@ -37,6 +37,16 @@ def test_a_later_decision_does_not_overtake_an_earlier_one() -> None:
     assert order == ["extents", "done"]
 
 
+def test_a_listener_that_fails_harms_nobody() -> None:
+    events = Events()
+    wiring = Wiring(host=PrivateMemory(64), ssd=None, clock=ManualClock(), events=events, new_number=lambda: 1)
+    heard: list[str] = []
+    with wiring._decision():
+        wiring._plan.calls += [lambda: heard.append(str(1 // 0)), lambda: heard.append("second")]
+    assert heard == ["second"]
+    assert events.total("kvstore_listener_failures_total") == 1
+
+
 def test_a_listener_may_ask_again() -> None:
     wiring = Wiring(
         host=PrivateMemory(64), ssd=None, clock=ManualClock(), events=Events(), new_number=lambda: 1
