@@ -39,7 +39,8 @@ def test_a_later_decision_does_not_overtake_an_earlier_one() -> None:
 
 def test_a_listener_that_fails_harms_nobody() -> None:
     events = Events()
-    wiring = Wiring(host=PrivateMemory(64), ssd=None, clock=ManualClock(), events=events, new_number=lambda: 1)
+    memory, clock = PrivateMemory(64), ManualClock()
+    wiring = Wiring(host=memory, ssd=None, clock=clock, events=events, new_number=lambda: 1)
     heard: list[str] = []
     with wiring._decision():
         wiring._plan.calls += [lambda: heard.append(str(1 // 0)), lambda: heard.append("second")]
