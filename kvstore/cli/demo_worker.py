@@ -21,8 +21,8 @@ FETCH_SECONDS_MAX = 30.0
 """The adapter gives up sooner, when computing would have been as fast."""
 WARM_UP_ROWS = 64
 WARM_UP_BYTES = 512 << 20
-"""Memory that a virtual machine has never used costs more at first touch than any copy; a worker that has served
-one request has that behind itself. So each worker touches some and frees it, with and without the store."""
+"""Memory that a virtual machine has never used costs more at first touch than any copy; a worker that
+has served a request has that behind itself. So each worker touches some and frees it, with and without the store."""
 
 
 class Worker:
