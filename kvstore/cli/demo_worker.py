@@ -22,7 +22,7 @@ FETCH_SECONDS_MAX = 30.0
 WARM_UP_ROWS = 64
 WARM_UP_BYTES = 512 << 20
 """Memory that a virtual machine has never used costs more at first touch than any copy; a worker that
-has served a request has that behind itself. So each worker touches some and frees it, with and without the store."""
+has served a request has that behind itself. So every worker touches some and frees it, also without store."""
 
 
 class Worker:
