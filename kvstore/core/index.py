@@ -38,15 +38,18 @@ class RunIndex:
         for node in self.orphans.pop(root_hash, {}).values():
             self._adopt(self.root, node)
 
-    def walk(self, keys: bytes) -> list[Step]:
-        """Follow `keys` from the root: the nodes met, each with how many of its blocks matched."""
-        return self._walk_from(self.root, keys, 0)
+    def walk(self, keys: bytes, *, undeclared: bool = False) -> list[Step]:
+        """Follow `keys` from the root: the nodes met, each with how many of its blocks matched.
 
-    def _walk_from(self, node: Node, keys: bytes, position: int) -> list[Step]:
+        `undeclared` also starts at a run that waits for its root: after a restart no client has named it yet.
+        """
+        node, position = self.root, 0
         steps: list[Step] = []
         total = len(keys) // HASH_BYTES
         while position < total:
             child = node.children.get(key_at(keys, position))
+            if child is None and undeclared and not position:
+                child = self._waiting_head(key_at(keys, 0))
             if child is None:
                 break
             matched = common_blocks(child, keys, position)
@@ -56,6 +59,9 @@ class RunIndex:
                 break
             node = child
         return steps
+
+    def _waiting_head(self, key: bytes) -> Node | None:
+        return next((nodes[key] for nodes in self.orphans.values() if key in nodes), None)
 
     def walk_behind(self, parent: bytes, keys: bytes) -> tuple[Node | None, list[tuple[int, Node, int]]]:
         """Find which of `keys` behind `parent` are present, visible or not.

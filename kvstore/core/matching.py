@@ -9,6 +9,7 @@ import numpy as np
 from kvstore.api import BOUNDARIES_MAX, Extent, TierRun, U32Array
 from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Frame, Node, PartSlots
+from kvstore.core.index import Step
 from kvstore.core.limits import Limits
 from kvstore.types import GroupKind, MissReason, Tier, key_at, key_count
 
@@ -43,20 +44,24 @@ class Matcher:
         self._catalog = catalog
         self._limits = limits
 
-    def find(self, state: NamespaceState, keys: bytes, *, now: float, exact_only: bool) -> Found:
+    def find(
+        self, state: NamespaceState, keys: bytes, *, now: float, exact_only: bool, undeclared: bool = False
+    ) -> Found:
         """Walk the request's keys to the first that is absent, expired or incomplete."""
         found = Found()
-        stopped = (self._find_flat if state.flat else self._find_chain)(found, state, keys, now, exact_only)
+        if state.flat:
+            stopped = self._find_flat(found, state, keys, now, exact_only)
+        else:
+            steps = state.runs.walk(keys, undeclared=undeclared)
+            stopped = self._find_chain(found, steps, now, exact_only)
         total = key_count(keys)
         if found.blocks < total:
             found.reason = stopped or self._why_absent(state, key_at(keys, found.blocks))
         self._boundaries(found, state, keys, now)
         return found
 
-    def _find_chain(
-        self, found: Found, state: NamespaceState, keys: bytes, now: float, exact_only: bool
-    ) -> MissReason | None:
-        for node, matched in state.runs.walk(keys):
+    def _find_chain(self, found: Found, steps: list[Step], now: float, exact_only: bool) -> MissReason | None:
+        for node, matched in steps:
             if not self._catalog.retention.alive(node, now):
                 return MissReason.EXPIRED
             used = self._take(found, node, matched, exact_only)

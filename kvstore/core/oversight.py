@@ -31,10 +31,10 @@ class Oversight(Wiring):
             if not keys:
                 return report.find_runs(self._catalog, state, hash_prefix=hash_prefix, limit=limit), 0, None
             self._check_keys(keys)
-            found = self._matcher.find(state, keys, now=self._retention.now(), exact_only=False)
-            nodes = (
-                [node for node, _ in state.runs.walk(keys)] if not state.flat else list(found.loose.values())
-            )
+            now = self._retention.now()
+            found = self._matcher.find(state, keys, now=now, exact_only=False, undeclared=True)
+            chain = [node for node, _ in state.runs.walk(keys, undeclared=True)]
+            nodes = chain if not state.flat else list(found.loose.values())
             return (
                 tuple(report.run_info(self._catalog, node) for node in nodes[:limit]),
                 found.blocks,
