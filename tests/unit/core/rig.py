@@ -28,6 +28,7 @@ class Rig:
         manual: bool = False,
         disk: Disk | None = None,
         ssd: bool = True,
+        declares_root: bool = True,
     ) -> None:
         self.clock = ManualClock()
         self.disk = disk or Disk()
@@ -48,7 +49,7 @@ class Rig:
         self.ladder.recover()
         self.space = space or namespace()
         self.root = hashing.chain_root(self.space.fingerprint)
-        self.ladder.open(self.space, root=self.root)
+        self.ladder.open(self.space, root=self.root if declares_root else b"")
 
     def keys(self, blocks: int, *, salt: int = 0) -> bytes:
         """A chain of its own for each salt."""

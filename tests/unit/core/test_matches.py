@@ -319,13 +319,7 @@ def test_a_clock_that_jumps_neither_empties_nor_immortalises_the_store() -> None
 
 def test_inspect_finds_a_prompt_after_a_restart_before_any_client_comes() -> None:
     rig, keys = stored(8)
-    again = reopened(rig)
-    state = again.ladder._catalog.namespaces[again.space.fingerprint]
-    state.runs.declared.clear()
-    for head in list(state.runs.root.children.values()):
-        state.runs.root.children.clear()
-        state.runs.orphans[bytes(again.root)] = {head.head: head}
-        head.parent = None
+    again = reopened(rig, declares_root=False)
     runs, visible, reason = again.ladder.inspect(again.space.fingerprint, keys=keys)
     assert (len(runs), visible, reason) == (1, 8, None)
     assert again.length(keys) == 0, "a match still needs the root that a client declares"
