@@ -129,8 +129,17 @@ class ServerSettings(_Section):
     socket_mode: FileMode = Field(default=0o600, description="file mode of the socket")
     socket_group: str = Field(default="", description="group of the socket; empty: the daemon's own")
     tcp_address: str = Field(default="", description="host:port for remote clients; empty: none")
-    token: SecretStr = Field(default=SecretStr(""), description="what remote clients present")
-    token_file: FilePath | None = Field(default=None, description="file that holds the token")
+    token: SecretStr = Field(default=SecretStr(""), description="an administrator's token for remote clients")
+    token_file: FilePath | None = Field(default=None, description="file that holds this token")
+    tokens_file: FilePath | None = Field(
+        default=None, description="TOML file of tokens per tenant; read again on SIGHUP"
+    )
+    socket_tokens: bool = Field(
+        default=False, description="clients of the unix socket need a token too, and may not map the arena"
+    )
+    token_requests_per_second: int = Field(
+        default=20000, ge=0, description="requests of one token a second; 0: no limit"
+    )
     tls_cert: FilePath | None = Field(default=None, description="PEM certificate chain of the TCP port")
     tls_key: FilePath | None = Field(default=None, description="PEM key of the TCP port")
     tls_client_ca: FilePath | None = Field(
@@ -145,6 +154,15 @@ class ServerSettings(_Section):
         default=4096, ge=16, description="unread answers after which a slow client is cut off"
     )
     streams_max: int = Field(default=64, ge=1, description="framed puts and fetches at a time")
+    connection_streams_max: int = Field(
+        default=32, ge=1, description="framed puts and fetches of one connection with a token at a time"
+    )
+    stream_idle_seconds: Seconds = Field(
+        default=30.0, gt=0, le=3600, description="how long a stream waits for a message, or for a reader"
+    )
+    put_bytes_max: Bytes = Field(
+        default=256 * MIB, ge=4 * MIB, description="headers and chunks of framed puts in memory at a time"
+    )
     drain_seconds: Seconds = Field(
         default=10.0, ge=0, le=3600, description="how long SIGTERM may write what is queued"
     )
@@ -272,17 +290,26 @@ def broken_relations(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]
     for name in ("tcp_address", "metrics_address"):
         if getattr(server, name) and split_address(getattr(server, name)) is None:
             yield (f"server.{name}",), f"expected host:port, got {getattr(server, name)!r}"
+    if server.socket_tokens and not has_tokens(server):
+        yield ("server.socket_tokens",), "needs a token: set server.token_file or server.tokens_file"
     yield from _broken_tcp(server)
     for name in settings.classes:
         if not CLASS_NAME.fullmatch(name):
             yield (f"classes.{name}.ttl_seconds",), f"a class is named by {CLASS_NAME.pattern}, got {name!r}"
 
 
+def has_tokens(server: ServerSettings) -> bool:
+    """Say whether any token is configured."""
+    files = (server.token_file, server.tokens_file)
+    return bool(server.token.get_secret_value()) or any(file is not None for file in files)
+
+
 def _broken_tcp(server: ServerSettings) -> Iterator[tuple[tuple[str, ...], str]]:
     if not server.tcp_address or (parsed := split_address(server.tcp_address)) is None:
         return
-    if not server.token.get_secret_value() and server.token_file is None:
-        yield ("server.tcp_address",), "TCP needs a token: set server.token_file (or server.token)"
+    if not has_tokens(server):
+        rule = "TCP needs a token: set server.token_file or server.tokens_file (or server.token)"
+        yield ("server.tcp_address",), rule
     if server.tls_cert is not None:
         return
     if not server.plaintext_loopback:

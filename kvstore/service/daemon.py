@@ -64,7 +64,8 @@ class Daemon:
         signals = Signals()
         self._say(f"kvstore {__version__}, pid {os.getpid()}")
         store = await asyncio.to_thread(Store.open, self._settings, clock=self._clock, events=self._events)
-        serving = Serving(store, self._settings, gate=self._gate, about=self._about)
+        serving = Serving(store, self._settings, gate=self._gate, about=self._about, clock=self._clock)
+        signals.on_hangup = serving.reload_tokens
         try:
             recovery = await asyncio.to_thread(store.recover)
             await serving.start()

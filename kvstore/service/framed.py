@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
@@ -17,17 +17,20 @@ from kvstore.api import (
     CommitRequest,
     Extent,
     OutcomeRun,
+    PartDigests,
     Progress,
     ReserveAnswer,
     ReserveRequest,
 )
-from kvstore.errors import InvalidArgument, LeaseExpired
+from kvstore.errors import DeadlineExceeded, InvalidArgument, LeaseExpired
 from kvstore.events import Events
 from kvstore.layout import Layout
 from kvstore.rpc import wire
 from kvstore.rpc.channel import CHUNK_BYTES_MAX
 from kvstore.rpc.v1 import data_pb2 as pb
-from kvstore.service.landing import Landing, Piece, merged
+from kvstore.service.access import TRUSTED, Caller
+from kvstore.service.landing import Announced, Landing, merged
+from kvstore.service.limits import Budget
 from kvstore.service.verbs import Verbs
 from kvstore.types import AckTier
 
@@ -46,40 +49,69 @@ class Framed:
     """
 
     def __init__(
-        self, verbs: Verbs, *, workers: Executor, generations: npt.NDArray[np.uint32], events: Events
+        self,
+        verbs: Verbs,
+        *,
+        workers: Executor,
+        generations: npt.NDArray[np.uint32],
+        events: Events,
+        budget: Budget,
+        idle_seconds: float,
     ) -> None:
         self._verbs = verbs
+        self._budget = budget
+        self._idle = idle_seconds
         self._workers = workers
         self._generations = generations
         self._events = events
 
-    async def put(self, requests: AsyncIterator[pb.PutRequest]) -> pb.PutReply:
+    async def put(self, requests: AsyncIterator[pb.PutRequest], caller: Caller = TRUSTED) -> pb.PutReply:
         """Reserve, copy the chunks in, check them against the writer's digests, commit what is right.
 
         Errors: InvalidArgument on a stream out of order; those of reserve and commit.
         """
-        with self._verbs.gate.place("streams"):
-            header = await anext(requests, None)
+        with self._verbs.gate.place("streams"), caller.stream():
+            header = await self._next_message(requests)
             if header is None:
                 raise InvalidArgument("put: the stream ended before its header")
-            reserve, source, ack = wire.put_header_from_wire(header)
-            ladder = self._verbs.ladder
-            answer = await self._reserve(reserve)
-            if not answer.reservation:
-                # Nothing of the payload is wanted: the call ends here, which also ends the client's sending.
-                return self._reply(answer.outcomes)
-            try:
-                layout = ladder.namespace(reserve.namespace).layout
-                make = partial(Landing, layout, answer.extents, source, images=ladder.images)
-                landing = await self._off_loop(make)
-                await self._receive(requests, landing)
-                good = landing.good_blocks()
-                committed = await self._commit(answer.reservation, landing, good=good, ack=ack)
-            except BaseException:
-                # Nothing of ours writes to the slots any more: they can be lent again at once.
-                ladder.abort(answer.reservation)
-                raise
-            return self._reply(merged(answer.outcomes, committed.outcomes, good=good))
+            with self._budget.holding(header.ByteSize()):
+                reserve, source, ack = wire.put_header_from_wire(header)
+                self._verbs.admit_put(reserve, caller)
+                return await self._take(requests, reserve, source, ack)
+
+    async def _take(
+        self,
+        requests: AsyncIterator[pb.PutRequest],
+        reserve: ReserveRequest,
+        source: Sequence[PartDigests],
+        ack: AckTier,
+    ) -> pb.PutReply:
+        ladder = self._verbs.ladder
+        answer = await self._reserve(reserve)
+        if not answer.reservation:
+            # Nothing of the payload is wanted: the call ends here, which also ends the client's sending.
+            return self._reply(answer.outcomes)
+        try:
+            layout = ladder.namespace(reserve.namespace).layout
+            make = partial(Landing, layout, answer.extents, source, images=ladder.images)
+            landing = await self._off_loop(make)
+            await self._receive(requests, landing, Announced(layout, reserve))
+            good = landing.good_blocks()
+            committed = await self._commit(answer.reservation, landing, good=good, ack=ack)
+        except BaseException:
+            # Nothing of ours writes to the slots any more: they can be lent again at once.
+            ladder.abort(answer.reservation)
+            raise
+        return self._reply(merged(answer.outcomes, committed.outcomes, good=good))
+
+    async def _next_message(self, requests: AsyncIterator[pb.PutRequest]) -> pb.PutRequest | None:
+        try:
+            async with asyncio.timeout(self._idle):
+                return await anext(requests, None)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"put: the limit is {self._idle:g} s without a message, nothing arrived"
+            ) from None
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
@@ -94,22 +126,21 @@ class Framed:
             answer.add_done_callback(lambda late: late.exception() or ladder.abort(late.result().reservation))
             raise
 
-    async def _receive(self, requests: AsyncIterator[pb.PutRequest], landing: Landing) -> None:
-        """Land one chunk while the next one arrives."""
+    async def _receive(
+        self, requests: AsyncIterator[pb.PutRequest], landing: Landing, announced: Announced
+    ) -> None:
+        """Land one chunk while the next one arrives; both are counted as held."""
         loop = asyncio.get_running_loop()
         landing_now: asyncio.Future[None] | None = None
+        held: list[int] = []
         try:
-            async for request in requests:
-                if request.WhichOneof("message") != "chunk":
-                    raise InvalidArgument("put: only chunks follow the header")
-                chunk = request.chunk
-                if len(chunk.data) > CHUNK_BYTES_MAX:
-                    raise InvalidArgument(
-                        f"put: a chunk has at most {CHUNK_BYTES_MAX} bytes, got {len(chunk.data)}"
-                    )
+            while (request := await self._next_message(requests)) is not None:
+                piece = announced.piece(request)
+                self._budget.take(len(piece.data))
+                held.append(len(piece.data))
                 if landing_now is not None:
                     await landing_now
-                piece = Piece(chunk.part, chunk.block, chunk.offset, chunk.data)
+                    self._budget.give(held.pop(0))
                 landing_now = loop.run_in_executor(self._workers, landing.land, piece)
                 self._events.add("kvstore_framed_bytes_total", len(piece.data), direction="in")
             if landing_now is not None:
@@ -119,6 +150,7 @@ class Framed:
                 # Also of a cancelled call: the slots are given back only when nobody writes to them.
                 await asyncio.wait([landing_now])
                 landing_now.exception()
+            self._budget.give(sum(held))
 
     async def _commit(self, reservation: int, landing: Landing, *, good: int, ack: AckTier) -> CommitAnswer:
         loop = asyncio.get_running_loop()
@@ -139,12 +171,13 @@ class Framed:
     def _reply(self, outcomes: tuple[OutcomeRun, ...]) -> pb.PutReply:
         return pb.PutReply(outcomes=wire.outcomes_to_wire(outcomes), boot_id=self._verbs.boot_id)
 
-    async def fetch(self, request: pb.FetchRequest, context: FetchContext) -> None:
+    async def fetch(self, request: pb.FetchRequest, context: FetchContext, caller: Caller = TRUSTED) -> None:
         """Send progress, and the payload it speaks of, until all of the lease has become resident or failed.
 
         Errors: LeaseExpired.
         """
-        with self._verbs.gate.place("streams"):
+        with self._verbs.gate.place("streams"), caller.stream():
+            self._verbs.admit_fetch(request.lease, caller)
             loop = asyncio.get_running_loop()
             news: asyncio.Queue[Progress] = asyncio.Queue()  # bounded by the lease: a block arrives once
 
@@ -173,7 +206,7 @@ class Framed:
         boot_id = self._verbs.boot_id
         wanted = [e for e in progress.extents if not request.parts or e.part in request.parts]
         event = wire.progress_to_wire(progress, layout=layout)
-        await context.write(pb.FetchReply(progress=event, boot_id=boot_id))
+        await self._write(context, pb.FetchReply(progress=event, boot_id=boot_id))
         if not request.payload:
             return
         loop = asyncio.get_running_loop()
@@ -181,8 +214,17 @@ class Framed:
             batches = self._batches(extent, layout, boot_id)
             while (batch := await loop.run_in_executor(self._workers, next, batches, None)) is not None:
                 for reply in batch:
-                    await context.write(reply)
+                    await self._write(context, reply)
                     self._events.add("kvstore_framed_bytes_total", len(reply.chunk.data), direction="out")
+
+    async def _write(self, context: FetchContext, reply: pb.FetchReply) -> None:
+        try:
+            async with asyncio.timeout(self._idle):
+                await context.write(reply)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"fetch: the limit is {self._idle:g} s for a message to be taken, nobody reads"
+            ) from None
 
     def _batches(self, extent: Extent, layout: Layout, boot_id: int) -> Iterator[list[pb.FetchReply]]:
         """Yield chunks of about BATCH_BYTES together; runs on a worker thread."""

@@ -1,6 +1,6 @@
 """Where the chunks of a framed put land: reserved slots, filled in block order, digested behind the copy.
 
-Runs on worker threads, one call at a time; knows no wire and no event loop.
+`Landing` runs on worker threads, one call at a time; it knows no wire and no event loop.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.api import Extent, OutcomeRun, PartDigests
+from kvstore.api import Extent, OutcomeRun, PartBlocks, PartDigests, ReserveRequest
 from kvstore.copying import digest_images
 from kvstore.errors import InvalidArgument
 from kvstore.layout import Layout, Part
-from kvstore.types import DIGEST_BYTES, PutOutcome
+from kvstore.rpc.channel import CHUNK_BYTES_MAX
+from kvstore.rpc.v1 import data_pb2 as pb
+from kvstore.types import DIGEST_BYTES, PutOutcome, key_count
 
 Images = Callable[[Extent, Part], tuple[memoryview, ...]]
 
@@ -29,6 +31,46 @@ class Piece:
     block: int
     offset: int
     data: bytes
+
+
+class Announced:
+    """What the header of a put announced: chunks beyond that are refused, also those nobody waits for."""
+
+    def __init__(self, layout: Layout, reserve: ReserveRequest) -> None:
+        count = key_count(reserve.keys)
+        named = reserve.parts or tuple(PartBlocks(part.index, 0, count) for part in layout.parts)
+        self._limits = {
+            named_part.part: (layout.parts[named_part.part].bytes_max, named_part) for named_part in named
+        }
+        self._bytes_max = sum(bytes_max * part.count for bytes_max, part in self._limits.values())
+        self._bytes = 0
+
+    def piece(self, request: pb.PutRequest) -> Piece:
+        """Return a message's chunk.
+
+        Errors: InvalidArgument when it is none, or not within what was announced.
+        """
+        if request.WhichOneof("message") != "chunk":
+            raise InvalidArgument("put: only chunks follow the header")
+        chunk = request.chunk
+        size = len(chunk.data)
+        if not 1 <= size <= CHUNK_BYTES_MAX:
+            raise InvalidArgument(f"put: a chunk has 1..{CHUNK_BYTES_MAX} bytes, got {size}")
+        bytes_max, part = self._limits.get(chunk.part, (0, PartBlocks(chunk.part, 0, 0)))
+        if not part.first <= chunk.block < part.first + part.count:
+            raise InvalidArgument(
+                f"put: part {chunk.part}: blocks {part.first}..{part.first + part.count} were announced, "
+                f"got block {chunk.block}"
+            )
+        if chunk.offset + size > bytes_max:
+            raise InvalidArgument(
+                f"put: part {chunk.part} has at most {bytes_max} bytes a block, "
+                f"got {size} at offset {chunk.offset}"
+            )
+        self._bytes += size
+        if self._bytes > self._bytes_max:
+            raise InvalidArgument(f"put: {self._bytes_max} bytes were announced, got {self._bytes}")
+        return Piece(chunk.part, chunk.block, chunk.offset, chunk.data)
 
 
 class Landing:

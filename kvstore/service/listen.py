@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import os
 import shutil
@@ -15,15 +14,19 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from kvstore.errors import SettingsError, TierUnavailable
+from kvstore.errors import PermissionRefused, SettingsError, TierUnavailable
 from kvstore.events import Events
-from kvstore.rpc.channel import AUTHORIZATION, SERVER_OPTIONS
+from kvstore.rpc.channel import SERVER_OPTIONS
+from kvstore.rpc.status import error_metadata
+from kvstore.service.tokens import Role, Tokens
 from kvstore.settings import ServerSettings, split_address
 
 _log = logging.getLogger(__name__)
 SOCKET_PATH_BYTES_MAX = 107
-TOKEN_CHARACTERS_MIN = 16
 OPEN_TO_ALL = "/grpc.health.v1.Health/"
+ADMIN_ONLY = "/kvstore.v1.Admin/"
+CONNECTION_CALLS_MAX = 1024
+"""Calls of all kinds on one TCP connection at a time; HTTP/2 lets the rest wait in the client."""
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
@@ -146,30 +149,15 @@ def _read(key: str, path: Path) -> bytes:
         raise SettingsError(f"{key} {path}: {error.strerror}") from error
 
 
-def token_of(settings: ServerSettings) -> str:
-    """Return the token that remote clients must present.
-
-    Errors: SettingsError when the file is missing, open to others, or the token too short to be secret.
-    """
-    token, key = settings.token.get_secret_value(), "server.token"
-    if settings.token_file is not None:
-        key = f"server.token_file {settings.token_file}"
-        token = _read("server.token_file", settings.token_file).decode(errors="replace").strip()
-        if settings.token_file.stat().st_mode & 0o077:
-            raise SettingsError(f"{key}: others may read it; chmod 600 {settings.token_file}")
-    if len(token) < TOKEN_CHARACTERS_MIN or not token.isascii() or not token.isprintable():
-        raise SettingsError(f"{key}: a token has at least {TOKEN_CHARACTERS_MIN} printable ASCII characters")
-    return token
-
-
 class TokenCheck(grpc.aio.ServerInterceptor):
-    """Lets calls with the right bearer token pass; only health is open to all."""
+    """Lets calls with a valid bearer token pass, and administrators alone to the administration service.
 
-    def __init__(self, token: str, events: Events) -> None:
-        self._expected = f"Bearer {token}".encode()
+    Health is open to all.
+    """
+
+    def __init__(self, tokens: Tokens, events: Events) -> None:
+        self._tokens = tokens
         self._events = events
-        self._refusal: Handler = grpc.unary_unary_rpc_method_handler(_refuse)
-        self._stream_refusal: Handler = grpc.stream_stream_rpc_method_handler(_refuse_stream)
 
     async def intercept_service(
         self,
@@ -178,30 +166,31 @@ class TokenCheck(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         """Return the method's handler, or one that refuses."""
         handler = await continuation(handler_call_details)
-        if handler_call_details.method.startswith(OPEN_TO_ALL) or handler is None:
+        method = handler_call_details.method
+        if method.startswith(OPEN_TO_ALL) or handler is None:
             return handler
-        if self._has_token(handler_call_details.invocation_metadata or ()):
+        grant = self._tokens.of(handler_call_details.invocation_metadata or ())
+        if grant is not None and (grant.role is Role.ADMIN or not method.startswith(ADMIN_ONLY)):
             return handler
         self._events.add("kvstore_rpc_refusals_total")
-        _log.warning("remote call without the right token", extra={"method": handler_call_details.method})
-        return (
-            self._stream_refusal if handler.request_streaming or handler.response_streaming else self._refusal
-        )
-
-    def _has_token(self, metadata: Any) -> bool:
-        for key, value in metadata:
-            if key == AUTHORIZATION:
-                given = value if isinstance(value, bytes) else str(value).encode(errors="replace")
-                return hmac.compare_digest(given, self._expected)
-        return False
-
-
-async def _refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a token is needed on this address")
+        if grant is None:
+            _log.warning("remote call without a valid token", extra={"method": method})
+            refusal = _refusal(grpc.StatusCode.UNAUTHENTICATED, "a valid token is needed on this address")
+        else:
+            _log.warning("remote call of a tenant", extra={"method": method, "tenant": grant.tenant})
+            refusal = _refusal(
+                grpc.StatusCode.PERMISSION_DENIED, f"{method}: an administrator's token is needed"
+            )
+        if handler.request_streaming or handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(refusal)
+        return grpc.unary_unary_rpc_method_handler(refusal)
 
 
-async def _refuse_stream(requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await _refuse(requests, context)
+def _refusal(code: grpc.StatusCode, text: str) -> Any:
+    async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(code, text, error_metadata(PermissionRefused(text)))
+
+    return refuse
 
 
 def new_server(settings: ServerSettings, *, check: TokenCheck | None = None) -> grpc.aio.Server:
@@ -210,5 +199,7 @@ def new_server(settings: ServerSettings, *, check: TokenCheck | None = None) -> 
         "grpc.max_receive_message_length": settings.message_bytes_max,
         "grpc.max_send_message_length": settings.message_bytes_max,
     }
+    if check is not None:
+        sizes["grpc.max_concurrent_streams"] = CONNECTION_CALLS_MAX
     options = [*(dict(SERVER_OPTIONS) | sizes).items()]
     return grpc.aio.server(options=options, interceptors=[check] if check else None)

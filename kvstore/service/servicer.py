@@ -8,6 +8,7 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc.aio
@@ -18,6 +19,7 @@ from kvstore.events import Events
 from kvstore.rpc import wire
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.rpc.v1 import data_pb2_grpc
+from kvstore.service.access import Caller, CallerOf, trusted
 from kvstore.service.framed import Framed
 from kvstore.service.session import Offer, Session
 from kvstore.service.verbs import Verbs, leaves_loop
@@ -54,31 +56,45 @@ class DataServicer(data_pb2_grpc.DataServicer):
     """Serves one listener. What its clients may map is in `offer`."""
 
     def __init__(
-        self, verbs: Verbs, framed: Framed, *, offer: Offer, numbers: SessionNumbers, events: Events
+        self,
+        verbs: Verbs,
+        framed: Framed,
+        *,
+        offer: Offer,
+        numbers: SessionNumbers,
+        events: Events,
+        caller_of: CallerOf = trusted,
     ) -> None:
         self._verbs = verbs
         self._framed = framed
         self._offer = offer
         self._numbers = numbers
         self._events = events
+        self._caller_of = caller_of
 
     async def Session(self, request_iterator: object, context: Context) -> None:
         """Serve a client until its stream ends."""
         try:
             with self._verbs.gate.place("sessions"):
                 self._events.add("kvstore_sessions_total")
-                number = self._numbers.take()
-                await Session(
-                    self._verbs, context, number=number, offer=self._offer, events=self._events
-                ).run()
+                session = Session(
+                    self._verbs,
+                    context,
+                    number=self._numbers.take(),
+                    offer=self._offer,
+                    events=self._events,
+                    caller=self._caller_of(context),
+                )
+                await session.run()
         except KVStoreError as error:
             await refuse(context, error, self._events)
 
-    async def _unary(self, verb: Callable[[Q], R], request: Q, context: Context) -> R:
+    async def _unary(self, verb: Callable[..., R], request: Q, context: Context) -> R:
         try:
+            caller = self._caller_of(context)
             if leaves_loop(verb.__name__, request):
-                return await asyncio.to_thread(verb, request)
-            return verb(request)
+                return await asyncio.to_thread(verb, request, caller=caller)
+            return verb(request, caller=caller)
         except Exception as error:
             await refuse(context, error, self._events)
 
@@ -139,7 +155,7 @@ class DataServicer(data_pb2_grpc.DataServicer):
             loop.call_soon_threadsafe(settle, answer)
 
         try:
-            reply = self._verbs.commit(request, on_durable=hear)
+            reply = self._verbs.commit(request, on_durable=hear, caller=self._caller_of(context))
             if reply is None:
                 reply = wire.commit_answer_to_wire(await durable, boot_id=self._verbs.boot_id)
         except Exception as error:
@@ -150,14 +166,14 @@ class DataServicer(data_pb2_grpc.DataServicer):
         """Take a framed put."""
         # Closed here, or its end would fall to the garbage collector when a put ends before its stream.
         async with aclosing(cast(AsyncGenerator[pb.PutRequest, None], aiter(request_iterator))) as requests:
-            return await self._framed_call(self._framed.put(requests), context)
+            return await self._framed_call(partial(self._framed.put, requests), context)
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
         """Send a framed fetch."""
-        await self._framed_call(self._framed.fetch(request, context), context)
+        await self._framed_call(partial(self._framed.fetch, request, context), context)
 
-    async def _framed_call(self, call: Awaitable[R], context: Context) -> R:
+    async def _framed_call(self, call: Callable[[Caller], Awaitable[R]], context: Context) -> R:
         try:
-            return await call
+            return await call(self._caller_of(context))
         except Exception as error:
             await refuse(context, error, self._events)

@@ -15,14 +15,18 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from kvstore.clock import Clock, SystemClock
 from kvstore.rpc.v1 import admin_pb2, admin_pb2_grpc, data_pb2, data_pb2_grpc
+from kvstore.service.access import CallerOf, TokenCallers, trusted
 from kvstore.service.admin import AdminServicer
 from kvstore.service.framed import Framed
 from kvstore.service.gate import Gate, State
-from kvstore.service.listen import TokenCheck, bind_tcp, bind_unix, new_server, token_of
+from kvstore.service.limits import Budget
+from kvstore.service.listen import TokenCheck, bind_tcp, bind_unix, new_server
 from kvstore.service.servicer import DataServicer, SessionNumbers
 from kvstore.service.session import Offer
 from kvstore.service.store import Store
+from kvstore.service.tokens import Tokens
 from kvstore.service.verbs import Verbs
 from kvstore.settings import Settings
 
@@ -39,11 +43,19 @@ SERVICES = (
 class Serving:
     """Two listeners over one store: the unix socket, which may offer the mapping, and TCP, which never does.
 
+    Whoever needs a token is fenced in by it (kvstore.service.access), on either.
+
     Threads: everything but `stop_soon` on the event loop.
     """
 
     def __init__(
-        self, store: Store, settings: Settings, *, gate: Gate, about: Callable[[], dict[str, Any]]
+        self,
+        store: Store,
+        settings: Settings,
+        *,
+        gate: Gate,
+        about: Callable[[], dict[str, Any]],
+        clock: Clock | None = None,
     ) -> None:
         self._store = store
         self._settings = settings
@@ -55,6 +67,10 @@ class Serving:
         self._servers: list[grpc.aio.Server] = []
         self._socket: Path | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._clock = clock or SystemClock()
+        self._tokens: Tokens | None = None
+        self._reloading: asyncio.Future[bool] | None = None
+        self.budget = Budget("framed puts", bytes_max=settings.server.put_bytes_max)
         self.tcp_address = ""
 
     async def start(self) -> None:
@@ -67,26 +83,61 @@ class Serving:
         server = self._settings.server
         await self._set_health(self._gate.state)
         path = self._store.socket
-        local = new_server(server)
-        self._add_services(local, self._offer(local=True))
+        needs_tokens = bool(server.tcp_address) or server.socket_tokens
+        self._tokens = await asyncio.to_thread(Tokens, server) if needs_tokens else None
+        caller_of, check = self._fence()
+        local = new_server(server, check=check if server.socket_tokens else None)
+        if server.socket_tokens:
+            self._add_services(local, self._offer(local=False), caller_of)
+        else:
+            self._add_services(local, self._offer(local=True), trusted)
         bind_unix(local, path, server)
         self._socket = path
         self._servers.append(local)
         if server.tcp_address:
-            remote = new_server(server, check=TokenCheck(token_of(server), self._store.events))
-            self._add_services(remote, self._offer(local=False))
+            remote = new_server(server, check=check)
+            self._add_services(remote, self._offer(local=False), caller_of)
             self.tcp_address = bind_tcp(remote, server)
             self._servers.append(remote)
         for each in self._servers:
             await each.start()
 
-    def _add_services(self, server: grpc.aio.Server, offer: Offer) -> None:
+    def _fence(self) -> tuple[CallerOf, TokenCheck | None]:
+        if self._tokens is None:
+            return trusted, None
+        server = self._settings.server
+        callers = TokenCallers(
+            self._tokens,
+            per_second=server.token_requests_per_second,
+            streams_max=server.connection_streams_max,
+            clock=self._clock,
+        )
+        return callers.of, TokenCheck(self._tokens, self._store.events)
+
+    def reload_tokens(self) -> None:
+        """Read the tokens again, on a thread of its own: files are read."""
+        if self._tokens is not None:
+            self._reloading = asyncio.ensure_future(asyncio.to_thread(self._tokens.reload))
+
+    def _add_services(self, server: grpc.aio.Server, offer: Offer, caller_of: CallerOf) -> None:
         store, gate = self._store, self._gate
         verbs = Verbs(store.ladder, gate=gate, boot_id=store.boot_id)
         framed = Framed(
-            verbs, workers=self._workers, generations=store.arena.generations, events=store.events
+            verbs,
+            workers=self._workers,
+            generations=store.arena.generations,
+            events=store.events,
+            budget=self.budget,
+            idle_seconds=self._settings.server.stream_idle_seconds,
         )
-        data = DataServicer(verbs, framed, offer=offer, numbers=self._numbers, events=store.events)
+        data = DataServicer(
+            verbs,
+            framed,
+            offer=offer,
+            numbers=self._numbers,
+            events=store.events,
+            caller_of=caller_of,
+        )
         admin = AdminServicer(
             store.ladder,
             gate=gate,
@@ -110,6 +161,7 @@ class Serving:
             message_bytes_max=server.message_bytes_max,
             requests_max=server.session_requests_max,
             queue_max=server.session_queue_max,
+            hello_seconds=server.stream_idle_seconds,
         )
 
     def _health_follows(self, state: State) -> None:
@@ -137,14 +189,20 @@ class Serving:
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks for an end in order, the second for one at once."""
+    """SIGTERM and SIGINT: the first asks for an end in order, the second for one at once. SIGHUP: reload."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
+        self.on_hangup: Callable[[], None] = lambda: None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._heard, number)
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+
+    def _hung_up(self) -> None:
+        _log.info("signal", extra={"signal": "SIGHUP", "pid": os.getpid()})
+        self.on_hangup()
 
     def _heard(self, number: signal.Signals) -> None:
         _log.info("signal", extra={"signal": number.name, "pid": os.getpid()})

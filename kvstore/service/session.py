@@ -17,12 +17,13 @@ import grpc.aio
 
 from kvstore import __version__
 from kvstore.api import CommitAnswer, Progress
-from kvstore.errors import InvalidArgument, KVStoreError, Overloaded
+from kvstore.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Overloaded
 from kvstore.events import Events
 from kvstore.layout import Layout
 from kvstore.rpc import wire
 from kvstore.rpc.channel import PROTOCOL
 from kvstore.rpc.v1 import data_pb2 as pb
+from kvstore.service.access import TRUSTED, Caller
 from kvstore.service.verbs import Verbs, leaves_loop
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Offer:
     message_bytes_max: int
     requests_max: int
     queue_max: int
+    hello_seconds: float = 30.0
 
 
 class Session:
@@ -49,11 +51,21 @@ class Session:
     Threads: the event loop; `_news` and `_durable` hop onto it.
     """
 
-    def __init__(self, verbs: Verbs, context: Context, *, number: int, offer: Offer, events: Events) -> None:
+    def __init__(
+        self,
+        verbs: Verbs,
+        context: Context,
+        *,
+        number: int,
+        offer: Offer,
+        events: Events,
+        caller: Caller = TRUSTED,
+    ) -> None:
         self.number = number
         self._verbs = verbs
         self._context = context
         self._offer = offer
+        self._caller = caller
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._handler = asyncio.current_task()
@@ -69,7 +81,7 @@ class Session:
     async def run(self) -> None:
         """Serve until the client ends the stream, dies, or is cut off."""
         try:
-            while isinstance(request := await self._context.read(), pb.SessionRequest):
+            while isinstance(request := await self._read(), pb.SessionRequest):
                 await self._receive(request)
                 await self._flush()
         except asyncio.CancelledError:
@@ -81,6 +93,17 @@ class Session:
             _log.info("session ended", extra={"session": self.number, "client": self._client or "unknown"})
         if self._cut:
             await self._refuse_slow_reader()
+
+    async def _read(self) -> object:
+        if self._client:
+            return await self._context.read()
+        try:
+            async with asyncio.timeout(self._offer.hello_seconds):
+                return await self._context.read()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"session: the limit is {self._offer.hello_seconds:g} s until hello, nothing arrived"
+            ) from None
 
     async def _receive(self, request: pb.SessionRequest) -> None:
         verb = request.WhichOneof("verb")
@@ -105,18 +128,19 @@ class Session:
         if not self._client:
             raise InvalidArgument(f"session: the first request must be hello, got {verb}")
         if verb == "ping":
+            self._caller.admit(ends_work=True)
             return {"ping": pb.PingReply()}
         message = getattr(request, verb)
         if verb == "match":
             return {"match": self._match(message, request.request_id)}
         if verb == "reserve":
-            return {"reserve": self._verbs.reserve(message, session=self.number)}
+            return {"reserve": self._verbs.reserve(message, session=self.number, caller=self._caller)}
         if verb == "commit":
             reply = self._commit(message, request.request_id)
             return None if reply is None else {"commit": reply}
         if verb == "release":
             self._loading.discard(message.lease)
-        return {verb: getattr(self._verbs, verb)(message)}
+        return {verb: getattr(self._verbs, verb)(message, caller=self._caller)}
 
     def _hello(self, hello: pb.HelloRequest) -> pb.HelloReply:
         if hello.protocol != PROTOCOL:
@@ -146,7 +170,7 @@ class Session:
         def hear(progress: Progress) -> None:
             on_progress(progress, self._verbs.layout_of(message.namespace))
 
-        reply = self._verbs.match(message, session=self.number, on_progress=hear)
+        reply = self._verbs.match(message, session=self.number, on_progress=hear, caller=self._caller)
         self._loading -= {release.lease for release in message.release}
         if reply.lease and not reply.ready and not message.no_load:
             self._loading.add(reply.lease)
@@ -154,7 +178,9 @@ class Session:
 
     def _commit(self, message: pb.CommitRequest, request_id: int) -> pb.CommitReply | None:
         hear = self._later(request_id, self._durable)
-        reply = self._verbs.commit(message, on_durable=lambda answer: hear(message.reservation, answer))
+        reply = self._verbs.commit(
+            message, on_durable=lambda answer: hear(message.reservation, answer), caller=self._caller
+        )
         if reply is None:
             self._committing.add(message.reservation)
         return reply

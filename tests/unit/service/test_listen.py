@@ -1,4 +1,4 @@
-"""The socket's name: leftovers, strangers, limits; and the token."""
+"""The socket's name: leftovers, strangers, limits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from pydantic import SecretStr
 
-from kvstore.errors import SettingsError, TierUnavailable
-from kvstore.events import Events
-from kvstore.service.listen import TokenCheck, prepare_socket, token_of
+from kvstore.errors import TierUnavailable
+from kvstore.service.listen import prepare_socket
 from kvstore.settings import ServerSettings
-
-TOKEN = "correct-horse-battery"
 
 
 @pytest.fixture
@@ -90,45 +86,3 @@ def test_a_directory_of_somebody_else_is_not_trusted(short: Path) -> None:
 def test_an_unknown_group_is_named(short: Path) -> None:
     with pytest.raises(TierUnavailable, match="no such group"):
         prepare_socket(settings(short / "run" / "a.sock", socket_group="nobody-has-this"))
-
-
-def test_the_token_comes_from_its_file(short: Path) -> None:
-    file = short / "token"
-    file.write_text(f"{TOKEN}\n")
-    file.chmod(0o600)
-    assert token_of(settings(short / "s", token_file=file)) == TOKEN
-    assert token_of(settings(short / "s", token=SecretStr(TOKEN))) == TOKEN
-
-
-@pytest.mark.parametrize(
-    ("text", "mode", "words"),
-    [
-        (TOKEN, 0o640, "chmod 600"),
-        ("short", 0o600, "at least 16"),
-        (TOKEN + "\u00e9", 0o600, "ASCII"),
-        (None, 0o600, "No such file"),
-    ],
-)
-def test_a_token_that_is_none(text: str | None, mode: int, words: str, short: Path) -> None:
-    file = short / "token"
-    if text is not None:
-        file.write_text(text)
-        file.chmod(mode)
-    with pytest.raises(SettingsError, match=words) as caught:
-        token_of(settings(short / "s", token_file=file))
-    assert text is None or text not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("metadata", "passes"),
-    [
-        ([("authorization", f"Bearer {TOKEN}")], True),
-        ([("other", "x"), ("authorization", f"Bearer {TOKEN}".encode())], True),
-        ([("authorization", f"bearer {TOKEN}")], False),
-        ([("authorization", TOKEN)], False),
-        ([("authorization", f"Bearer {TOKEN}\u00e9")], False),
-        ([], False),
-    ],
-)
-def test_who_passes(metadata: list[tuple[str, str | bytes]], passes: bool) -> None:
-    assert TokenCheck(TOKEN, Events())._has_token(metadata) is passes
