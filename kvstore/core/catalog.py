@@ -118,6 +118,13 @@ class Catalog:
                     self.segments.touch(piece.frame, item.retention_class, item.since)
                     self._note_touch(piece, item)
 
+    def came_back(self, node: Node) -> None:
+        """A node has blocks in host memory again: it joins the order, and its ancestors stay behind it."""
+        if node not in self.policy:
+            self.policy.add(node)
+            for ancestor in RunIndex.path(node.parent):
+                self.policy.touch(ancestor)
+
     def _note_touch(self, piece: Slice, node: Node) -> None:
         """Remember a touch on disk when it covers the whole frame: a touch of its head must not lengthen
         its tail's life.
@@ -160,14 +167,15 @@ class Catalog:
 
     # Holds
 
-    def hold(self, frame: Frame) -> None:
-        """A lease or I/O needs a frame's blocks to stay where they are."""
-        frame.holds += 1
+    def hold(self, frame: Frame, end: int) -> None:
+        """A lease or I/O needs the blocks of a frame before `end` to stay where they are."""
+        frame.holds[end] = frame.holds.get(end, 0) + 1
 
-    def unhold(self, frame: Frame) -> None:
+    def unhold(self, frame: Frame, end: int) -> None:
         """The opposite; blocks that were dropped meanwhile give up their slots now."""
-        frame.holds -= 1
-        assert frame.holds >= 0
+        frame.holds[end] -= 1
+        if not frame.holds[end]:
+            del frame.holds[end]
         if not frame.holds:
             for start, count in self._zombies.pop(frame, ()):
                 self.free_blocks(frame, np.arange(start, start + count))
@@ -207,10 +215,11 @@ class Catalog:
 
     def _leave(self, piece: Slice, reason: MissReason) -> None:
         frame = piece.frame
-        if frame.holds:
-            self._zombies.setdefault(frame, []).append((piece.start, piece.count))
-        else:
-            self.free_blocks(frame, np.arange(piece.start, piece.start + piece.count))
+        end = piece.start + piece.count
+        held_end = min(max(piece.start, frame.held_blocks), end)
+        if held_end > piece.start:
+            self._zombies.setdefault(frame, []).append((piece.start, held_end - piece.start))
+        self.free_blocks(frame, np.arange(held_end, end))
         if frame.nodes:
             self._shrink(frame)
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import islice
 from typing import Protocol
 
 from kvstore.core.frames import Node
@@ -48,52 +47,83 @@ class EvictionPolicy(Protocol):
         ...
 
 
+class _Link:
+    """A node's place in the order: its older and newer neighbours."""
+
+    __slots__ = ("newer", "node", "older")
+
+    def __init__(self, node: Node | None) -> None:
+        self.node = node
+        self.older = self
+        self.newer = self
+
+    def put_before(self, newer: _Link) -> None:
+        """Take the place on the older side of another link."""
+        self.older, self.newer = newer.older, newer
+        newer.older.newer = self
+        newer.older = self
+
+    def leave(self) -> None:
+        """Give the place up."""
+        self.older.newer, self.newer.older = self.newer, self.older
+
+
 class ExactLru:
-    """Least recently touched first. Ancestors are touched after their descendants, so leaves leave first by
-    construction.
+    """Least recently touched first, exactly as if every block were ordered on its own.
+
+    Ancestors are touched after their descendants, and a split leaves the tail at its old place, so leaves
+    leave first by construction. A list with places to cut in, which an OrderedDict does not have.
     """
 
     def __init__(self) -> None:
-        self._order: OrderedDict[Node, None] = OrderedDict()
+        self._ends = _Link(None)
+        self._links: dict[Node, _Link] = {}
 
     def add(self, node: Node) -> None:
         """Put a new node at the recent end."""
-        self._order.setdefault(node)
+        if node not in self._links:
+            self._links[node] = link = _Link(node)
+            link.put_before(self._ends)
 
     def touch(self, node: Node) -> None:
         """Move a node to the recent end."""
-        if node in self._order:
-            self._order.move_to_end(node)
+        link = self._links.get(node)
+        if link is not None:
+            link.leave()
+            link.put_before(self._ends)
 
     def split(self, head: Node, tail: Node) -> None:
-        """Re-insert the head behind its tail; both become recent, as a split comes with a touch of the
-        head.
-        """
-        if head in self._order:
-            self._order[tail] = None
-            self._order.move_to_end(head)
+        """Give the tail the place next to its head, on the older side."""
+        if head in self._links:
+            self._links[tail] = link = _Link(tail)
+            link.put_before(self._links[head])
 
     def remove(self, node: Node) -> None:
         """Forget a node."""
-        self._order.pop(node, None)
+        link = self._links.pop(node, None)
+        if link is not None:
+            link.leave()
 
     def victims(self) -> Iterator[Node]:
-        """Yield the least recent first."""
-        kept = 0
-        while batch := list(islice(self._order, kept, kept + 32)):
-            for node in batch:
-                yield node
-                kept += node in self._order
+        """Yield the least recent first; begins again at the old end when the present node was removed."""
+        link = self._ends.newer
+        while link.node is not None:
+            yield link.node
+            link = link.newer if self._links.get(link.node) is link else self._ends.newer
 
     def nodes(self) -> list[Node]:
         """Return all known nodes, least recent first."""
-        return list(self._order)
+        found, link = [], self._ends.newer
+        while link.node is not None:
+            found.append(link.node)
+            link = link.newer
+        return found
 
     def __contains__(self, node: object) -> bool:
-        return node in self._order
+        return node in self._links
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._links)
 
 
 class S3Fifo:

@@ -92,7 +92,7 @@ class Frame:
         self.provenance = provenance
         self.host: tuple[PartSlots, ...] | None = None
         self.location: FrameLocation | None = None
-        self.holds = 0
+        self.holds: dict[int, int] = {}
         self.queued = False
         self.dead = False
         self.nodes: list[Node] = []
@@ -103,6 +103,11 @@ class Frame:
     def block_stride_bytes(self) -> int:
         """Arena and disk bytes of one block of this frame, all its parts."""
         return sum(part.stride_bytes for part in self.parts)
+
+    @property
+    def held_blocks(self) -> int:
+        """How many leading blocks somebody holds: a hold of a block covers those before it."""
+        return max(self.holds, default=0)
 
     def resident(self, start: int, count: int) -> npt.NDArray[np.bool_]:
         """Return which of the blocks [start, start + count) are in host memory."""

@@ -126,7 +126,7 @@ class LeaseTable:
         )
         lease.boundaries, lease.reason, lease.granted_at = found.boundaries, found.reason, monotonic
         for item in lease.all_items:
-            self._catalog.hold(item.frame)
+            self._catalog.hold(item.frame, item.start + item.count)
         self._leases[lease.number] = lease
         heapq.heappush(self._deadlines, (lease.deadline, lease.number))
         if request.owner:
@@ -250,7 +250,7 @@ class LeaseTable:
         self._loads.leave(lease)
         lease.listeners.clear()
         for item in lease.all_items:
-            self._catalog.unhold(item.frame)
+            self._catalog.unhold(item.frame, item.start + item.count)
 
     def expire(self, monotonic: float) -> int:
         """End the leases whose deadline has passed; nothing of them is counted as delivered."""

@@ -94,7 +94,7 @@ class Loads:
         load = Load(frame, index, end - index)
         for block in range(index, end):
             frame.loads[block] = load
-        self._catalog.hold(frame)
+        self._catalog.hold(frame, end)
         return load
 
     def leave(self, waiter: Waiter) -> None:
@@ -177,7 +177,7 @@ class Loads:
             width = DIGEST_BYTES * len(part.part.segments)
             part.digests[span] = np.frombuffer(result.digests, np.uint8).reshape(-1, width)[:good]
         for node in load.frame.nodes:
-            self._catalog.policy.add(node)
+            self._catalog.came_back(node)
 
     def _finish(self, load: Load, good: int, reason: MissReason | None) -> None:
         waiters = load.waiters
@@ -189,7 +189,7 @@ class Loads:
     def _close(self, load: Load) -> None:
         for block in range(load.start, load.start + load.count):
             load.frame.loads.pop(block, None)
-        self._catalog.unhold(load.frame)
+        self._catalog.unhold(load.frame, load.start + load.count)
 
     @property
     def queued(self) -> int:

@@ -59,7 +59,7 @@ class PendingPut:
         self.parts: dict[int, PutPart] = {}
         self.absent: Mask = np.zeros(self.count, np.bool_)
         self.in_flight: Mask = np.zeros(self.count, np.bool_)
-        self.held: list[Frame] = []
+        self.held: list[tuple[Frame, int]] = []
         self.published = False
 
     @property

@@ -128,8 +128,9 @@ class Putting:
             last = node
         for item in state.runs.path(last):
             for piece in item.slices:
-                self._catalog.hold(piece.frame)
-                put.held.append(piece.frame)
+                end = piece.start + piece.count
+                self._catalog.hold(piece.frame, end)
+                put.held.append((piece.frame, end))
 
     def _add_part(self, put: PendingPut, piece: PartBlocks) -> PutPart:
         part = put.state.namespace.layout.parts[piece.part]
@@ -321,8 +322,8 @@ class Putting:
             if pending.get(key) is put:
                 del pending[key]
         self._puts.pop((put.state.fingerprint, put.put_id), None)
-        for frame in put.held:
-            self._catalog.unhold(frame)
+        for frame, end in put.held:
+            self._catalog.unhold(frame, end)
         put.held.clear()
 
     def _forget_if_empty(self, put: PendingPut) -> None:

@@ -53,24 +53,25 @@ class Room:
         catalog, offset = self._catalog, node.count
         for piece in reversed(list(node.slices)):
             offset -= piece.count
-            if piece.frame.holds or pages <= 0:
+            free = max(0, piece.frame.held_blocks - piece.start)
+            if free >= piece.count or pages <= 0:
                 return
             stride = piece.frame.block_stride_bytes // PAGE_BYTES
-            picked = np.flatnonzero(piece.frame.resident(piece.start, piece.count))[::-1]
+            picked = np.flatnonzero(piece.frame.resident(piece.start, piece.count)[free:])[::-1] + free
             picked = picked[: -(-pages // stride)]
-            if not len(picked):
-                continue
-            if piece.frame.location is None:
+            if len(picked) and piece.frame.location is None:
                 if node.children:
                     return
                 lowest = int(picked.min())
                 self._count(piece.frame, piece.count - lowest)
                 catalog.drop(node, offset + lowest, MissReason.EVICTED)
                 pages -= (piece.count - lowest) * stride
-            else:
+            elif len(picked):
                 self._count(piece.frame, len(picked))
                 catalog.free_blocks(piece.frame, piece.start + picked)
                 pages -= len(picked) * stride
+            if free:
+                return
         self._forget_if_gone(node)
 
     def _forget_if_gone(self, node: Node) -> None:

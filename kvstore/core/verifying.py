@@ -75,14 +75,15 @@ def _check(
     with decision():
         if frame.dead:
             return
-        catalog.hold(frame)
+        end = frame.count
+        catalog.hold(frame, end)
     try:
         yield from _check_host(catalog, decision, frame)
         if ssd is not None:
             yield from _check_ssd(catalog, ssd, decision, frame)
     finally:
         with decision():
-            catalog.unhold(frame)
+            catalog.unhold(frame, end)
 
 
 def _check_host(

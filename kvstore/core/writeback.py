@@ -64,7 +64,7 @@ class WriteBack:
             if frame.dead or not frame.nodes or not frame.fully_resident():
                 self._settle(frame, durable=False)
                 continue
-            self._catalog.hold(frame)
+            self._catalog.hold(frame, frame.count)
             self.in_flight_bytes += size
             ready.append((frame, self._write(frame)))
         return ready
@@ -144,7 +144,7 @@ class WriteBack:
             self._catalog.events.add("kvstore_write_refusals_total")
             self._refused[frame] = None
         self._settle(frame, durable=location is not None)
-        self._catalog.unhold(frame)
+        self._catalog.unhold(frame, frame.count)
         if location is None and result.location is not None and frame.nodes:
             self.enqueue(frame.nodes[0])
 

@@ -55,6 +55,11 @@ class Rig:
         """A chain of its own for each salt."""
         return hashing.block_hashes(self.root, [salt, *range(1, 4 * blocks)], block_tokens=4)
 
+    def chain(self, choices: list[int]) -> bytes:
+        """A chain with one choice a block: equal beginnings are equal blocks."""
+        tokens = [token for choice in choices for token in (choice, 0, 0, 0)]
+        return hashing.block_hashes(self.root, tokens, block_tokens=4)
+
     def match(self, keys: bytes, **fields: object) -> MatchAnswer:
         """Match with lease by default."""
         return self.ladder.match(MatchRequest(namespace=self.space.fingerprint, keys=keys, **fields))  # type: ignore[arg-type]
