@@ -11,6 +11,7 @@ from kvstore.types import PAGE_BYTES, SEGMENTS_MAX, TRAILER_BYTES, GroupKind, ro
 
 PART_BYTES_MAX = 1 << 30
 PARTS_MAX = 256
+NUMBER_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +173,30 @@ class Layout:
 
         Errors: InvalidArgument when it breaks a rule.
         """
-        groups = tuple(CacheGroup(name, GroupKind(kind), window) for name, kind, window in plain["groups"])
+        groups = tuple(
+            CacheGroup(_text(name), GroupKind(kind), _whole(window)) for name, kind, window in plain["groups"]
+        )
         parts = tuple(
-            Part(i, group, shard, bytes_max, tuple(Segment(*s) for s in segments))
+            Part(
+                i,
+                _text(group),
+                _text(shard),
+                _whole(bytes_max),
+                tuple(Segment(*map(_whole, segment)) for segment in segments),
+            )
             for i, (group, shard, bytes_max, segments) in enumerate(plain["parts"])
         )
-        return Layout(plain["dtype"], groups, parts).checked()
+        return Layout(_text(plain["dtype"]), groups, parts).checked()
+
+
+def _whole(value: object) -> int:
+    # JSON has 1.0, 1e300 and true as well; none of them counts anything.
+    if type(value) is not int or not 0 <= value <= NUMBER_MAX:
+        raise InvalidArgument(f"layout: expected a whole number within 0..{NUMBER_MAX}, got {value!r:.80}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise InvalidArgument(f"layout: expected a printable text, got {value!r:.80}")
+    return value

@@ -15,6 +15,7 @@ from kvstore.types import Addressing, Fingerprint
 
 NAMESPACE_VERSION = 1
 BLOCK_TOKENS_MAX = 65536
+CANONICAL_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +47,16 @@ class Namespace:
 
         Errors: InvalidArgument naming the field, the limit and the value.
         """
+        for name, value in self.identity().items():
+            if name != "block_tokens" and not _is_text(value):
+                raise InvalidArgument(f"namespace: {name} must be a text, got {value!r:.80}")
         if not self.model or not self.weights:
             raise InvalidArgument(
                 f"namespace: model and weights must not be empty, got {self.model!r} and {self.weights!r}"
             )
-        if not 1 <= self.block_tokens <= BLOCK_TOKENS_MAX:
+        if type(self.block_tokens) is not int or not 1 <= self.block_tokens <= BLOCK_TOKENS_MAX:
             raise InvalidArgument(
-                f"namespace: block_tokens {self.block_tokens} is outside 1..{BLOCK_TOKENS_MAX}"
+                f"namespace: block_tokens {self.block_tokens!r:.80} is outside 1..{BLOCK_TOKENS_MAX}"
             )
         self.layout.checked()
         return self
@@ -84,6 +88,10 @@ class Namespace:
 
         Errors: InvalidArgument on unknown versions, unknown or missing fields.
         """
+        if len(canonical) > CANONICAL_BYTES_MAX:
+            raise InvalidArgument(
+                f"namespace: a canonical form has at most {CANONICAL_BYTES_MAX} bytes, got {len(canonical)}"
+            )
         try:
             document: Mapping[str, Any] = json.loads(canonical)
             if document["version"] != NAMESPACE_VERSION:
@@ -93,8 +101,19 @@ class Namespace:
             identity = dict(document["identity"])
             identity["addressing"] = Addressing(identity["addressing"])
             return Namespace(layout=Layout.from_plain(document["layout"]), **identity).checked()
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidArgument(f"namespace: canonical form cannot be read: {error}") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise InvalidArgument(f"namespace: canonical form cannot be read: {error!s:.200}") from error
+
+
+def _is_text(value: object) -> bool:
+    """Say whether a value is a text that every wire can carry: no lone surrogates."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def differences(stored: Namespace, offered: Namespace) -> list[str]:

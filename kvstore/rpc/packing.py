@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from kvstore.types import DIGEST_BYTES, HASH_BYTES, SEGMENTS_MAX, BlockHash, Fin
 U32_BYTES = 4
 PUT_ID_BYTES_MAX = 64
 TEXT_CHARACTERS_MAX = 256
+REPEATED_MAX = 65536
+"""Entries of one repeated field: as many as a request may have keys."""
 
 
 def fingerprint_of(value: bytes, field: str) -> Fingerprint:
@@ -48,6 +51,13 @@ def text_of(value: str, field: str) -> str:
     if len(value) > TEXT_CHARACTERS_MAX:
         raise InvalidArgument(f"{field}: at most {TEXT_CHARACTERS_MAX} characters, got {len(value)}")
     return value
+
+
+def count_of(values: Sized, field: str, *, limit: int = REPEATED_MAX) -> int:
+    """Return how many entries a repeated field has; refuses too many before anything loops over them."""
+    if len(values) > limit:
+        raise InvalidArgument(f"{field}: at most {limit} entries, got {len(values)}")
+    return len(values)
 
 
 def put_id_of(value: bytes, field: str) -> bytes:

@@ -10,7 +10,7 @@ from kvstore.api import Extent, Progress
 from kvstore.errors import InvalidArgument
 from kvstore.layout import PARTS_MAX, Layout
 from kvstore.rpc.enums import MISS_REASON
-from kvstore.rpc.packing import digests_of, u32_from_wire, u32_to_wire
+from kvstore.rpc.packing import count_of, digests_of, u32_from_wire, u32_to_wire
 from kvstore.rpc.v1 import data_pb2 as pb
 
 
@@ -86,6 +86,7 @@ def progress_from_wire(message: pb.ProgressEvent, layout: Layout) -> Progress:
 def parts_from_wire(parts: Iterable[int], field: str) -> tuple[int, ...]:
     """Return part indexes; refuses those that no layout can have."""
     indexes = tuple(parts)
+    count_of(indexes, field, limit=PARTS_MAX)
     wrong = next((index for index in indexes if index >= PARTS_MAX), None)
     if wrong is not None:
         raise InvalidArgument(f"{field}: a part index is below {PARTS_MAX}, got {wrong}")

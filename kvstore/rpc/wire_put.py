@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvstore.api import (
     NO_SESSION,
@@ -15,10 +15,11 @@ from kvstore.api import (
     ReserveRequest,
 )
 from kvstore.errors import InvalidArgument
-from kvstore.layout import Layout
+from kvstore.layout import PARTS_MAX, Layout
 from kvstore.rpc.enums import ACK_TIER, PUT_OUTCOME
 from kvstore.rpc.packing import (
     U32_BYTES,
+    count_of,
     digests_of,
     fingerprint_of,
     hash_of,
@@ -49,6 +50,7 @@ def reserve_to_wire(request: ReserveRequest) -> pb.ReserveRequest:
 def reserve_from_wire(message: pb.ReserveRequest, *, session: int = NO_SESSION) -> ReserveRequest:
     """Return a reserve request of a session."""
     keys = keys_of(message.keys, "reserve.keys")
+    count_of(message.parts, "reserve.parts", limit=PARTS_MAX)
     return ReserveRequest(
         namespace=fingerprint_of(message.namespace, "reserve.namespace"),
         parent=hash_of(message.parent, "reserve.parent"),
@@ -156,9 +158,10 @@ def part_digests_to_wire(parts: Iterable[PartDigests]) -> list[pb.PartDigests]:
     return [pb.PartDigests(part=p.part, first=p.first, lengths=p.lengths, digests=p.digests) for p in parts]
 
 
-def part_digests_from_wire(messages: Iterable[pb.PartDigests]) -> tuple[PartDigests, ...]:
+def part_digests_from_wire(messages: Collection[pb.PartDigests]) -> tuple[PartDigests, ...]:
     """Return what a writer says of its bytes; whether that covers the reservation is the store's to judge."""
     parts = []
+    count_of(messages, "digests")
     for message in messages:
         parts_from_wire((message.part,), "digests.part")
         lengths = words_of(message.lengths, "digests.lengths")

@@ -135,7 +135,7 @@ class DataServicer(data_pb2_grpc.DataServicer):
         return await self._unary(self._verbs.list, request, context)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveReply:
-        """Lend slots."""
+        """Refuse: see Verbs.reserve."""
         return await self._unary(self._verbs.reserve, request, context)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:

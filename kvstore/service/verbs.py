@@ -11,10 +11,10 @@ from typing import Any
 from kvstore.api import NO_SESSION, CommitAnswer, Progress, ReserveRequest
 from kvstore.core.ladder import Ladder
 from kvstore.core.leases import ended_lease
-from kvstore.errors import PermissionRefused
+from kvstore.errors import InvalidArgument, PermissionRefused
 from kvstore.layout import Layout
 from kvstore.rpc import wire
-from kvstore.rpc.packing import fingerprint_of, keys_of, seconds_of, text_of
+from kvstore.rpc.packing import count_of, fingerprint_of, keys_of, seconds_of, text_of
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import TRUSTED, Caller, own_leases
 from kvstore.service.gate import Gate
@@ -80,6 +80,7 @@ class Verbs:
         caller: Caller = TRUSTED,
     ) -> pb.MatchReply:
         """Do the releases that ride along, then match."""
+        count_of(message.release, "match.release")
         for release in message.release:
             self._release(release, caller)
         self._admit(caller)
@@ -121,6 +122,7 @@ class Verbs:
         """Prolong leases."""
         self._admit_ending(caller)
         seconds = seconds_of(message.lease_seconds, "renew.lease_seconds")
+        count_of(message.leases, "renew.leases")
         ours = own_leases(caller, self.ladder, message.leases)
         living = set(ours) - set(self.ladder.renew(ours, lease_seconds=seconds))
         ended = [lease for lease in message.leases if lease not in living]
@@ -151,9 +153,16 @@ class Verbs:
     def reserve(
         self, message: pb.ReserveRequest, *, session: int = NO_SESSION, caller: Caller = TRUSTED
     ) -> pb.ReserveReply:
-        """Lend slots to a writer."""
+        """Lend slots to a writer who says on a session that it lives.
+
+        What a writer without one leaves behind could never be lent again: nobody knows when it is gone.
+        """
         self._admit(caller)
         _needs_mapping("reserve", caller)
+        if session == NO_SESSION:
+            raise InvalidArgument(
+                "reserve: needs a session, whose end gives the slots back; got a single call"
+            )
         request = wire.reserve_from_wire(message, session=session)
         answer = self.ladder.reserve(request)
         return wire.reserve_answer_to_wire(

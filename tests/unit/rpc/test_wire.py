@@ -321,3 +321,15 @@ def test_an_open_declares_a_root_or_none() -> None:
     assert wire.root_from_wire(wire.open_to_wire(NAMESPACE)) is None
     with pytest.raises(InvalidArgument, match=r"open\.root: a block hash has 32 bytes, got 1"):
         wire.root_from_wire(pb.OpenRequest(root=b"1"))
+
+
+def test_repeated_fields_have_a_limit() -> None:
+    digests = [pb.PartDigests(part=0)] * 65_537
+    with pytest.raises(InvalidArgument, match="digests: at most 65536 entries, got 65537"):
+        wire.part_digests_from_wire(digests)
+    with pytest.raises(InvalidArgument, match=r"match\.parts: at most 256 entries, got 257"):
+        wire.parts_from_wire([0] * 257, "match.parts")
+    parts = [pb.PartBlocks(part=0, first=0, count=1)] * 257
+    reserve = pb.ReserveRequest(namespace=bytes(32), parent=bytes(32), keys=bytes(32), parts=parts)
+    with pytest.raises(InvalidArgument, match=r"reserve\.parts: at most 256 entries, got 257"):
+        wire.reserve_from_wire(reserve)
