@@ -182,11 +182,26 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True)
 class TierHealth:
-    """`readable` and `writable` as last seen, and why not."""
+    """`readable` and `writable` as last seen, why not, and since which wall time (0: not known)."""
 
     readable: bool
     writable: bool
     detail: str = ""
+    since: float = 0.0
+    scrub: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Frames in [offset, offset + length) of a segment that turned out bad, from block `block` on.
+
+    With length 0 it is the whole segment.
+    """
+
+    segment: int
+    offset: int = 0
+    length_bytes: int = 0
+    block: int = 0
 
 
 class HostMemory(Protocol):
@@ -257,6 +272,10 @@ class Tier(Protocol):
 
     def segments(self) -> list[SegmentInfo]:
         """Return the present segments."""
+        ...
+
+    def losses(self) -> list[Loss]:
+        """Return what turned out bad since the last call, without being asked for."""
         ...
 
     def healthy(self) -> TierHealth:

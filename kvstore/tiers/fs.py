@@ -205,15 +205,15 @@ def write_all(fs: FileSystem, handle: int, buffers: Sequence[memoryview], *, off
 
 def read_up_to(fs: FileSystem, handle: int, buffers: Sequence[memoryview], *, offset: int) -> int:
     """Fill buffers in as many calls as it takes; returns how many bytes came, fewer only at the end."""
-    rest = list(buffers)
-    total = 0
-    while rest:
+    total = best = 0
+    while rest := _behind(list(buffers), total):
         came = fs.preadv(handle, rest[:IOVECS_MAX], offset + total)
-        total += came
-        # A read that stops inside a page has met the end; direct I/O could not go on from there anyway.
-        if came <= 0 or came % PAGE_BYTES:
-            return total
-        rest = _behind(rest, came)
+        if came <= 0 or (came % PAGE_BYTES and total + came <= best):
+            return max(best, total)
+        best = max(best, total + came)
+        # Direct I/O cannot go on inside a page: that page is read again, and only if no more comes of it, a
+        # read that stopped there has met the end.
+        total += came if came == sum(view.nbytes for view in rest) else came - came % PAGE_BYTES
     return total
 
 

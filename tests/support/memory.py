@@ -16,6 +16,7 @@ from kvstore.tiers.base import (
     FrameLocation,
     FrameRead,
     FrameWrite,
+    Loss,
     ReadResult,
     RecoveredFrame,
     RecoveryReport,
@@ -187,6 +188,9 @@ class DictTier:
             frames[segment] = frames.get(segment, 0) + 1
         newest = max(frames, default=0)
         return [SegmentInfo(s, "", "", n * PAGE_BYTES, n, s != newest, 0.0) for s, n in frames.items()]
+
+    def losses(self) -> list[Loss]:
+        return []
 
     def healthy(self) -> TierHealth:
         return TierHealth(True, True)

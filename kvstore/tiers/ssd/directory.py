@@ -30,6 +30,8 @@ STALE_NAME = "index.stale"
 """While this file is there the index cannot be trusted, and the next start rebuilds it from the segments."""
 READING_NAME = "index.reading"
 """Counts the starts that began to read the index and have not come to an end."""
+SCRUB_NAME = "scrub.json"
+"""Where the scrub goes on after a restart."""
 _SEGMENT_SUFFIX = ".seg"
 _TEMPORARY_SUFFIX = ".tmp"
 _SMALL_FILE_BYTES = 16 << 20
@@ -125,9 +127,10 @@ def prepare(fs: FileSystem, directory: DataDirectory) -> None:
         fs.fsync_directory(directory.root)
     except OSError as error:
         raise TierUnavailable(f"data directory {directory.root} cannot be written: {error}") from error
-    # The root's own name lies in a directory that may be somebody else's.
-    with suppress(OSError):
-        fs.fsync_directory(directory.root.parent)
+    # The root and what it lies in may have been made just now; those directories may be somebody else's.
+    for parent in directory.root.parents:
+        with suppress(OSError):
+            fs.fsync_directory(parent)
 
 
 def read_store_id(fs: FileSystem, directory: DataDirectory) -> bytes | None:
@@ -198,8 +201,9 @@ def unknown_names(fs: FileSystem, directory: DataDirectory) -> list[str]:
         PROBE_NAME,
         STALE_NAME,
         READING_NAME,
+        SCRUB_NAME,
     }
-    ours |= {name + _TEMPORARY_SUFFIX for name in (STORE_NAME, STALE_NAME, READING_NAME)} | {
+    ours |= {name + _TEMPORARY_SUFFIX for name in (STORE_NAME, STALE_NAME, READING_NAME, SCRUB_NAME)} | {
         INDEX_NAME + ".broken"
     }
     found = [name for name in fs.listdir(directory.root) if name not in ours]

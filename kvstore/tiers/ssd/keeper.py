@@ -49,7 +49,7 @@ class IndexKeeper:
 
     def __init__(
         self, *, fs: FileSystem, directory: DataDirectory, table: SegmentTable, index: Index, clock: Clock,
-        health: Health, release: Callable[[int], None],
+        health: Health, release: Callable[[int], None], free_bytes: int,
     ) -> None:  # fmt: skip
         self._fs, self._directory, self._table, self._index = fs, directory, table, index
         self._clock, self._health, self._release = clock, health, release
@@ -60,6 +60,7 @@ class IndexKeeper:
         self._is_closing = False
         self._has_ended = False
         self._unsaved_gone: set[tuple[int, int]] = set()
+        self.free_bytes = free_bytes
         self._page = aligned_buffer(PAGE_BYTES)
 
     def grow(self, growth: Growth) -> None:
@@ -110,14 +111,26 @@ class IndexKeeper:
     def run(self) -> None:
         """Commit and obey until closed."""
         try:
+            self._look_at_space()
             while self._turn():
-                pass
+                self._look_at_space()
         finally:
             with self._wake:
                 self._has_ended = True
                 rest, self._commands = self._commands, []
             for _, future in rest:
                 future.set_result(0)
+
+    def _look_at_space(self) -> None:
+        """Keep the free space at hand for whoever must not wait, and see when there is room again."""
+        try:
+            self.free_bytes = self._fs.free_bytes(self._directory.segments)
+        except OSError as error:
+            self._health.count("stat", error)
+            return
+        missing = self._health.missing_bytes
+        if missing and self.free_bytes >= missing:
+            self._health.has_room()
 
     def _turn(self) -> bool:
         with self._wake:
@@ -151,7 +164,8 @@ class IndexKeeper:
         if not change:
             return True
         try:
-            skipped = self._index.commit(change, next_number=self._table.next_number)
+            with self._health.watching("index"):
+                skipped = self._index.commit(change, next_number=self._table.next_number)
         except INDEX_ERRORS as error:
             # The watermarks stay where they are, so a start reads from the segments what the rows lack.
             self._health.count("index", error)

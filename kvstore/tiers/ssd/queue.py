@@ -118,6 +118,11 @@ class WriteQueue:
         """Refuse what still waits and all that comes later; a batch at hand goes on."""
         with self._wake:
             self._closed = self._closed or reason
+        self.refuse(reason)
+
+    def refuse(self, reason: str) -> None:
+        """Refuse what waits now."""
+        with self._wake:
             rest = list(self._waiting)
             self._waiting.clear()
             self._bytes -= sum(item.length_bytes for item in rest)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 
 import numpy as np
 
@@ -30,9 +31,17 @@ class Readers:
     """
 
     def __init__(
-        self, *, fs: FileSystem, table: SegmentTable, events: Events, health: Health, threads: int
+        self,
+        *,
+        fs: FileSystem,
+        table: SegmentTable,
+        events: Events,
+        health: Health,
+        threads: int,
+        on_unreadable: Callable[[int], None],
     ) -> None:
         self._fs, self._table, self._events, self._health = fs, table, events, health
+        self._on_unreadable = on_unreadable
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -65,11 +74,31 @@ class Readers:
     def _refusal(self, count: int) -> ReadResult | None:
         if self._is_closed:
             return ReadResult(0, b"", b"", MissReason.TIER_DOWN, "closed")
+        if hangs := self._health.reads_hang:
+            return ReadResult(0, b"", b"", MissReason.TIER_DOWN, hangs)
         if self._jobs.qsize() + count > READS_QUEUED_MAX:
             return ReadResult(
                 0, b"", b"", MissReason.THROTTLED, f"read queue full: limit {READS_QUEUED_MAX} reads"
             )
         return None
+
+    @property
+    def are_busy(self) -> bool:
+        """Say whether reads wait for a thread."""
+        return not self._jobs.empty()
+
+    def refuse(self, reason: str) -> None:
+        """Answer what waits for a thread; what a thread has at hand goes on."""
+        waiting: list[_Job] = []
+        with self._lock:
+            if self._is_closed:
+                return
+            with suppress(queue.Empty):
+                while (job := self._jobs.get_nowait()) is not None:
+                    waiting.append(job)
+        for _, future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_result(ReadResult(0, b"", b"", MissReason.TIER_DOWN, reason))
 
     def run(self) -> None:
         """Serve reads until closed."""
@@ -94,13 +123,18 @@ class Readers:
             + read.block_count * before
             + read.first * shape.stride_bytes
         )
+        state = self._table.get(location.segment)
+        if state is not None and state.quarantined:
+            detail = f"segment {location.segment:016x} is in quarantine after read errors"
+            return ReadResult(0, b"", b"", MissReason.TIER_DOWN, detail)
         try:
             with self._table.reading(location.segment) as handle:
                 came = self._fill(handle, read.into, offset)
         except KeyError:
             return ReadResult(0, b"", b"", MissReason.EVICTED, f"segment {location.segment:016x} is gone")
         except OSError as error:
-            self._health.count("read", error)
+            if self._health.read_failed(location.segment, error):
+                self._on_unreadable(location.segment)
             return ReadResult(0, b"", b"", MissReason.TIER_DOWN, f"segment {location.segment:016x}: {error}")
         whole = came // shape.stride_bytes
         wanted = len(read.keys) // HASH_BYTES
@@ -138,10 +172,10 @@ class Readers:
                 self._jobs.put(None)
 
     def join(self, *, timeout_seconds: float) -> bool:
-        """Wait for the threads; says whether all have ended."""
+        """Wait for the threads, all of them together so long; says whether all have ended."""
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join(timeout_seconds)
+                thread.join(timeout_seconds / len(self._threads))
         return not any(thread.is_alive() for thread in self._threads)
 
 

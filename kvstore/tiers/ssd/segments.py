@@ -27,6 +27,7 @@ class SegmentState:
     frames: int = 0
     sealed: bool = False
     allocated_bytes: int = 0
+    quarantined: bool = False
 
 
 @dataclass(slots=True)
@@ -39,7 +40,8 @@ class _Handle:
 class SegmentTable:
     """Known segments by number, and the bytes they take as the file system counts them.
 
-    Threads: thread-safe; a state may be changed only through `update`.
+    Threads: thread-safe, and no call to the file system is made under the lock: who asks for the usage must
+    not wait for a disk that hangs.
     """
 
     def __init__(self, fs: FileSystem, directory: DataDirectory) -> None:
@@ -113,6 +115,13 @@ class SegmentTable:
             if state is not None:
                 state.sealed = True
 
+    def quarantine(self, number: int) -> None:
+        """Read no more from a segment."""
+        with self._lock:
+            state = self._states.get(number)
+            if state is not None:
+                state.quarantined = True
+
     def bury(self, number: int, *, frames: int) -> bool:
         """Note deleted frames; says whether the segment is sealed and holds no living frame any more."""
         with self._lock:
@@ -129,9 +138,9 @@ class SegmentTable:
             if state is not None:
                 self._used -= state.allocated_bytes
             handle = self._handles.pop(number, None)
-            if handle is not None:
-                self._retire(handle)
-            return state.allocated_bytes if state is not None else 0
+            idle = self._retire(handle) if handle is not None else []
+        self._close(idle)
+        return state.allocated_bytes if state is not None else 0
 
     @property
     def used_bytes(self) -> int:
@@ -171,31 +180,44 @@ class SegmentTable:
         finally:
             with self._lock:
                 handle.users -= 1
-                if handle.doomed and not handle.users:
-                    self._fs.close(handle.fd)
+                idle = [handle] if handle.doomed and not handle.users else []
+            self._close(idle)
 
     def _borrow(self, number: int) -> _Handle:
         with self._lock:
             if number not in self._states:
                 raise KeyError(number)
             handle = self._handles.get(number)
-            if handle is None:
-                path = self._directory.segment_path(number)
-                handle = _Handle(self._fs.open(path, flags=os.O_RDONLY | self.direct_flag))
-                self._handles[number] = handle
-                if len(self._handles) > HANDLES_MAX:
-                    self._retire(self._handles.popitem(last=False)[1])
-            self._handles.move_to_end(number)
-            handle.users += 1
-            return handle
+            if handle is not None:
+                self._handles.move_to_end(number)
+                handle.users += 1
+                return handle
+        path = self._directory.segment_path(number)
+        opened = _Handle(self._fs.open(path, flags=os.O_RDONLY | self.direct_flag), users=1)
+        with self._lock:
+            if number not in self._states or number in self._handles:
+                # Somebody was faster, or the segment is gone: this handle serves one reader.
+                opened.doomed = True
+                return opened
+            self._handles[number] = opened
+            last = self._handles.popitem(last=False)[1] if len(self._handles) > HANDLES_MAX else None
+            idle = self._retire(last) if last is not None else []
+        self._close(idle)
+        return opened
 
-    def _retire(self, handle: _Handle) -> None:
+    @staticmethod
+    def _retire(handle: _Handle) -> list[_Handle]:
         handle.doomed = True
-        if not handle.users:
+        return [] if handle.users else [handle]
+
+    def _close(self, idle: list[_Handle]) -> None:
+        for handle in idle:
             self._fs.close(handle.fd)
 
     def close(self) -> None:
         """Let all handles go."""
+        idle: list[_Handle] = []
         with self._lock:
             while self._handles:
-                self._retire(self._handles.popitem()[1])
+                idle += self._retire(self._handles.popitem()[1])
+        self._close(idle)

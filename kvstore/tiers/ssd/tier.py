@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvstore.clock import Clock
@@ -18,6 +18,7 @@ from kvstore.tiers.base import (
     FrameLocation,
     FrameRead,
     FrameWrite,
+    Loss,
     ReadResult,
     RecoveredFrame,
     RecoveryReport,
@@ -45,7 +46,9 @@ from kvstore.tiers.ssd.queue import WriteQueue
 from kvstore.tiers.ssd.reader import Readers
 from kvstore.tiers.ssd.recovery import Recovery
 from kvstore.tiers.ssd.scan import Scanner
+from kvstore.tiers.ssd.scrub import Losses, Scrubber
 from kvstore.tiers.ssd.segments import SegmentTable
+from kvstore.tiers.ssd.watch import WatchedFileSystem
 from kvstore.tiers.ssd.writer import SegmentWriter, WriteLimits
 from kvstore.types import PAGE_BYTES, Fingerprint
 
@@ -53,6 +56,7 @@ log = logging.getLogger(__name__)
 
 SEGMENT_BYTES_MAX = 1 << 30
 READERS = 4
+WATCH_SECONDS = 1.0
 STOP_SECONDS = 5.0
 """How long a thread may take to finish what it has at hand."""
 
@@ -64,6 +68,7 @@ class _Running:
     index: Index
     keeper: IndexKeeper
     writer: SegmentWriter
+    scrubber: Scrubber
     keeper_thread: threading.Thread
     writer_thread: threading.Thread
 
@@ -89,19 +94,31 @@ class SsdTier:
         readers: int = READERS,
         entropy: Callable[[int], bytes] = os.urandom,
         index_bytes_max: int = INDEX_BYTES_MAX,
+        scrub_bytes_per_second: int = 0,
     ) -> None:
-        self._fs, self._clock, self._events, self._entropy = fs, clock, events, entropy
+        self._clock, self._events, self._entropy = clock, events, entropy
         self._capacity_bytes = capacity_bytes
         self._directory = DataDirectory(directory)
         self._health = Health(clock, events)
+        fs = self._fs = WatchedFileSystem(fs, self._health)
         prepare(fs, self._directory)
         self._table = SegmentTable(fs, self._directory)
         self._table.direct_flag = self._probe_direct()
         self._store = self._own_store_id()
         self._namespaces: dict[Fingerprint, Namespace] = {}
-        self._register_lock = threading.Lock()
+        self._free_at_start = fs.free_bytes(self._directory.segments)
+        self._unwritten: set[Fingerprint] = set()
+        self._losses = Losses(events)
         self._queue = WriteQueue(bytes_max=queue_bytes_max)
-        self._readers = Readers(fs=fs, table=self._table, events=events, health=self._health, threads=readers)
+        self._readers = Readers(
+            fs=fs,
+            table=self._table,
+            events=events,
+            health=self._health,
+            threads=readers,
+            on_unreadable=self._quarantine,
+        )
+        self._scrub_bytes_per_second = scrub_bytes_per_second
         self._limits = WriteLimits(capacity_bytes, min_free_bytes, segment_bytes_max)
         self._recovery = Recovery(
             fs=fs,
@@ -115,6 +132,7 @@ class SsdTier:
         )
         self._running: _Running | None = None
         self._is_closed = False
+        self._closing = threading.Event()
 
     def _probe_direct(self) -> int:
         """Return O_DIRECT where the file system takes a direct write, else 0."""
@@ -166,19 +184,27 @@ class SsdTier:
                 self._fs.close(handle)
 
     def register(self, namespace: Namespace) -> None:
-        """Make a namespace durable before any frame of it is written; idempotent.
+        """Make a namespace known; the writer makes it durable before the first frame of it. Idempotent.
 
-        Errors: TierUnavailable when it cannot be written.
+        Nothing is written here: who opens a namespace must neither wait for a disk nor fail with it.
         """
-        with self._register_lock:
-            if namespace.fingerprint in self._namespaces:
-                return
-            try:
-                write_namespace(self._fs, self._directory, namespace=namespace)
-            except OSError as error:
-                self._health.write_failed("register", error)
-                raise TierUnavailable(f"namespace {namespace.model!r} cannot be written: {error}") from error
+        if namespace.fingerprint not in self._namespaces:
+            self._unwritten.add(namespace.fingerprint)
             self._namespaces[namespace.fingerprint] = namespace
+
+    def _write_namespace(self, fingerprint: Fingerprint) -> None:
+        """Make a namespace durable, on the writer's thread.
+
+        Errors: OSError.
+        """
+        if fingerprint in self._unwritten:
+            write_namespace(self._fs, self._directory, namespace=self._namespaces[fingerprint])
+            self._unwritten.discard(fingerprint)
+
+    def _quarantine(self, segment: int) -> None:
+        self._table.quarantine(segment)
+        self._losses.add(Loss(segment))
+        log.error("segment is in quarantine after read errors segment=%016x", segment)
 
     def write(self, frames: Sequence[FrameWrite]) -> list[Future[WriteResult]]:
         """Append frames in order; each resolves when it and all before it are durable, or when it is refused.
@@ -243,6 +269,7 @@ class SsdTier:
             store=self._store,
             new_id=self._new_id,
             on_durable=self._on_durable,
+            before_frame=self._write_namespace,
         )
         keeper = IndexKeeper(
             fs=self._fs,
@@ -252,15 +279,42 @@ class SsdTier:
             clock=self._clock,
             health=self._health,
             release=writer.release,
+            free_bytes=self._free_at_start,
+        )
+        scrubber = Scrubber(
+            fs=self._fs,
+            directory=self._directory,
+            table=self._table,
+            events=self._events,
+            health=self._health,
+            losses=self._losses,
+            bytes_per_second=self._scrub_bytes_per_second,
+            is_busy=lambda: self._readers.are_busy,
         )
         keeper_thread = self._health.supervised("kvstore-ssd-index", keeper.run)
         writer_thread = self._health.supervised("kvstore-ssd-write", writer.run)
-        self._running = _Running(index, keeper, writer, keeper_thread, writer_thread)
+        self._running = _Running(index, keeper, writer, scrubber, keeper_thread, writer_thread)
         for growth in self._recovery.unsaved:
             keeper.grow(growth)
         keeper_thread.start()
         writer_thread.start()
         self._readers.start()
+        if self._scrub_bytes_per_second:
+            self._health.supervised("kvstore-ssd-scrub", scrubber.run).start()
+        self._health.supervised("kvstore-ssd-watch", self._watch).start()
+
+    def _watch(self) -> None:
+        """Answer what waits for a disk that hangs; touches no disk itself."""
+        while not self._closing.wait(WATCH_SECONDS):
+            self.refuse_if_it_hangs()
+
+    def refuse_if_it_hangs(self) -> None:
+        """Refuse queued writes and answer queued reads when calls to the disk do not return."""
+        hangs, _ = self._health.hanging()
+        if hangs:
+            self._queue.refuse(hangs)
+        if reads_hang := self._health.reads_hang:
+            self._readers.refuse(reads_hang)
 
     def _new_id(self) -> bytes:
         return self._entropy(ID_BYTES)
@@ -278,13 +332,10 @@ class SsdTier:
         return self._recovery.report()
 
     def usage(self) -> TierUsage:
-        """Return the present usage."""
-        try:
-            free = self._fs.free_bytes(self._directory.segments)
-        except OSError as error:
-            self._health.count("stat", error)
-            free = 0
-        written = self._running.writer.written_bytes if self._running is not None else 0
+        """Return the present usage; the free space is as of about a second ago."""
+        running = self._running
+        free = running.keeper.free_bytes if running is not None else self._free_at_start
+        written = running.writer.written_bytes if running is not None else 0
         return TierUsage(
             self._capacity_bytes, self._table.used_bytes, free, len(self._table), written, self._queue.bytes
         )
@@ -295,7 +346,12 @@ class SsdTier:
 
     def healthy(self) -> TierHealth:
         """Return the present health."""
-        return self._health.state()
+        running = self._running
+        return replace(self._health.state(), scrub=running.scrubber.progress() if running is not None else "")
+
+    def losses(self) -> list[Loss]:
+        """Return what turned out bad since the last call, without being asked for."""
+        return self._losses.take()
 
     def close(self, *, deadline_seconds: float) -> None:
         """Drain writes until the deadline, seal, sync and let go; idempotent.
@@ -305,8 +361,10 @@ class SsdTier:
         if self._is_closed:
             return
         self._is_closed = True
+        self._closing.set()
         running = self._running
         if running is not None:
+            running.scrubber.close()
             self._queue.drain(timeout_seconds=deadline_seconds)
         self._queue.close("closing")
         self._readers.close()
@@ -317,12 +375,10 @@ class SsdTier:
 
     def _stop(self, running: _Running) -> None:
         running.writer_thread.join(STOP_SECONDS)
-        if not running.writer_thread.is_alive():
-            running.writer.seal_all()
         running.keeper.close()
         running.keeper_thread.join(STOP_SECONDS)
         has_ended = self._readers.join(timeout_seconds=STOP_SECONDS)
-        if running.keeper_thread.is_alive() or not has_ended:
+        if running.keeper_thread.is_alive() or running.writer_thread.is_alive() or not has_ended:
             log.error("ssd threads hang and are left behind")
             return
         running.index.close()

@@ -23,7 +23,7 @@ from kvstore.tiers.ssd.index import FrameRow, Growth
 from kvstore.tiers.ssd.queue import QueuedFrame, WriteQueue
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
 from kvstore.tiers.ssd.trailer import bad_payload, stamp
-from kvstore.types import PAGE_BYTES
+from kvstore.types import PAGE_BYTES, Fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +82,12 @@ class SegmentWriter:
         store: bytes,
         new_id: Callable[[], bytes],
         on_durable: Callable[[Growth], None],
+        before_frame: Callable[[Fingerprint], None],
     ) -> None:
         self._fs, self._directory, self._table, self._queue = fs, directory, table, queue
         self._clock, self._events, self._health, self._limits = clock, events, health, limits
         self._store, self._new_id, self._on_durable = store, new_id, on_durable
+        self._before_frame = before_frame
         self.written_bytes = 0
         self._cut_call = 0
         self._appending = threading.Lock()
@@ -94,11 +96,12 @@ class SegmentWriter:
         self._bounce = aligned_buffer(1 << 20)
 
     def run(self) -> None:
-        """Serve the queue until it is closed."""
+        """Serve the queue until it is closed, then seal every open segment."""
         try:
             while (batch := self._queue.take(timeout_seconds=_WAKE_SECONDS)) is not None:
                 self._serve(batch)
                 self._seal_idle()
+            self._seal_all()
         finally:
             self._queue.close("the writer has ended")
 
@@ -151,7 +154,13 @@ class SegmentWriter:
 
     def _try_append(self, item: QueuedFrame) -> str:
         """Append a frame, or note why it is refused; returns the disk error that ends the batch, if any."""
-        over = self._over_limit(item)
+        try:
+            over = self._over_limit(item)
+            if not over:
+                self._before_frame(item.frame.header.namespace)
+        except OSError as error:
+            self._health.write_failed("register", error)
+            over = f"disk error: {error}"
         if over:
             self._cut(item, over)
             return ""
@@ -189,13 +198,17 @@ class SegmentWriter:
         need = item.length_bytes + PAGE_BYTES * (len(self._open) + 2)
         used, limits = self._table.used_bytes + unsynced, self._limits
         if used + need > limits.capacity_bytes:
-            return f"capacity: limit {limits.capacity_bytes} bytes, used {used}, frame {item.length_bytes}"
+            text = f"capacity: limit {limits.capacity_bytes} bytes, used {used}, frame {item.length_bytes}"
+            self._health.no_room(text)
+            return text
         try:
             free = self._fs.free_bytes(self._directory.segments)
         except OSError as error:
             return f"free space cannot be told: {error}"
         if free - need < limits.min_free_bytes:
-            return f"free space: limit {limits.min_free_bytes} bytes, free {free}, frame {item.length_bytes}"
+            text = f"free space: limit {limits.min_free_bytes} bytes, free {free}, frame {item.length_bytes}"
+            self._health.no_room(text, need_bytes=limits.min_free_bytes + need)
+            return text
         return ""
 
     def _bad_source(self, item: QueuedFrame) -> str:
@@ -303,6 +316,7 @@ class SegmentWriter:
             allocated = segment.durable
         self._table.grow(number, end=segment.durable, frames=len(kept), allocated_bytes=allocated)
         if kept:
+            self._health.has_room()
             rows = tuple(_row(item) for item in kept)
             self._on_durable(Growth(number, segment.header.identity, start, segment.durable, rows))
         if segment.has_failed:
@@ -361,8 +375,7 @@ class SegmentWriter:
                 if segment.header.number == number:
                     self._let_go(segment)
 
-    def seal_all(self) -> None:
-        """Seal every open segment."""
+    def _seal_all(self) -> None:
         with self._appending:
             for segment in list(self._open.values()):
                 self._seal(segment)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvstore.clock import ManualClock
-from kvstore.testing.frames import payloads_of, read_of, two_part_namespace
+from kvstore.testing.frames import payloads_of, read_of
 from kvstore.testing.tier_suite import assert_reads_back, registered, written
 from kvstore.tiers.base import PartImage
 from kvstore.tiers.fs import OsFileSystem
@@ -17,14 +17,17 @@ from tests.support.ssd import MIB, open_ssd, recovered_ssd
 WAIT_SECONDS = 30.0
 
 
-def test_a_namespace_is_durable_once_it_is_registered(tmp_path: Path) -> None:
+def test_a_namespace_is_durable_with_its_first_frame_and_known_without_the_disk(tmp_path: Path) -> None:
     fs = CrashFileSystem()
-    tier = open_ssd(tmp_path, fs=fs)
-    namespace = two_part_namespace("durable")
-    tier.register(namespace)
+    tier = recovered_ssd(tmp_path, fs=fs)
+    calls = fs.calls
+    builder = registered(tier)
+    assert fs.calls - calls <= 1, "only the keeper looks at the free space"
+    written(tier, [builder.frame(1)])
+    tier.close(deadline_seconds=WAIT_SECONDS)
     again = open_ssd(tmp_path, fs=fs.reboot())
-    assert list(again.recover()) == []
-    assert again.report().namespaces == (namespace,)
+    assert len(list(again.recover())) == 1
+    assert again.report().namespaces == (builder.namespace,)
     again.close(deadline_seconds=WAIT_SECONDS)
 
 
