@@ -110,7 +110,7 @@ class RunIndex:
 
     def insert(self, parent: bytes, slices: list[Slice], *, retention_class: str, since: float) -> Node:
         """Hang a new run under the block `parent`, or let it wait as an orphan; orphans waiting for its
-        blocks return.
+        blocks return, and cut it: the node returned has its head.
         """
         node = Node(slices, parent_hash=BlockHash(parent), retention_class=retention_class, since=since)
         self._register(node)

@@ -276,19 +276,21 @@ class Putting:
             if put.state.flat:
                 nodes.append(self._insert_loose(put.state, frame, WHOLE, put.retention_class, now))
             else:
-                nodes.append(self._insert_run(put, frame, first, now))
+                nodes += self._insert_run(put, frame, first, now)
         return nodes
 
-    def _insert_run(self, put: PendingPut, frame: Frame, first: int, now: float) -> Node:
+    def _insert_run(self, put: PendingPut, frame: Frame, first: int, now: float) -> list[Node]:
+        """Hang a frame into the tree; it lies in several nodes at once when orphans waited for its blocks."""
         runs = put.state.runs
         if first:
             _, stretches = runs.walk_behind(put.parent, put.keys[: first * HASH_BYTES])
             for _, node, matched in stretches[-1:]:
                 if matched < node.count:
                     runs.split(node, matched)
-        return runs.insert(
+        runs.insert(
             frame.parent, [Slice(frame, 0, frame.count)], retention_class=put.retention_class, since=now
         )
+        return list(frame.nodes)
 
     def _publish_side(self, put: PendingPut, index: int, part: PutPart, *, now: float) -> list[Node]:
         nodes = []
