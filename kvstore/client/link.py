@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from kvstore import __version__
 from kvstore.api import OpenAnswer
@@ -99,6 +100,17 @@ class Link:
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
         """The metadata of calls beside the session."""
         return self._target.metadata or None
+
+    def invoke(self, method: Callable[..., Any], request: object, *, deadline: Deadline) -> Any:
+        """Begin a call beside the session.
+
+        Errors: TierUnavailable when the link is over; what goes wrong later is the call's own.
+        """
+        try:
+            return method(request, timeout=deadline.left(), metadata=self.metadata)
+        except ValueError as error:
+            # What gRPC raises on a channel that was closed a moment ago.
+            raise TierUnavailable(f"link: the connection is over: {error}") from error
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Link]:

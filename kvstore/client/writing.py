@@ -178,7 +178,13 @@ def _commit(
 ) -> Put:
     request = CommitRequest(reservation=reservation.reservation, blocks=blocks, parts=tuple(digests), ack=ack)
     connection = namespace.client.runtime.connection
-    reply = connection.ask(link, pb.SessionRequest(commit=commit_to_wire(request)), deadline)
+    try:
+        reply = connection.ask(link, pb.SessionRequest(commit=commit_to_wire(request)), deadline)
+    except BaseException:
+        # Refused, or never to be heard of: nothing is written any more, so the slots need not wait for this
+        # client's death. After a commit that did arrive an abort does nothing.
+        link.abort(reservation.reservation)
+        raise
     try:
         answer = commit_answer_from_wire(reply.commit)
     except InvalidArgument as error:
