@@ -9,6 +9,7 @@ from kvstore.clock import Clock, ManualClock
 from kvstore.events import Events
 from kvstore.tiers.fs import FileSystem, OsFileSystem
 from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.ssd.crypto_keys import KeyRing
 
 MIB = 1 << 20
 
@@ -25,6 +26,7 @@ def open_ssd(
     segment_bytes_max: int = 8 * MIB,
     index_bytes_max: int = 64 * MIB,
     seed: int = 0,
+    keys: KeyRing | None = None,
 ) -> SsdTier:
     """Return a tier that is not yet recovered; random ids come from the seed and from what is on disk."""
     source = random.Random(f"{seed} {len(list(directory.rglob('*')))}")
@@ -39,6 +41,7 @@ def open_ssd(
         segment_bytes_max=segment_bytes_max,
         entropy=source.randbytes,
         index_bytes_max=index_bytes_max,
+        keys=keys,
     )
 
 

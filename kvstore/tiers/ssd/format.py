@@ -33,8 +33,8 @@ SEAL_MAGIC = b"KVSEALED"
 # magic, version, kind, reserved, header_bytes, length_bytes, segment id, sequence: the same in every version
 # of frames, tombstones and seals, so that a build can step over what it does not know.
 _PREFIX = struct.Struct("<8sHBBIQ16sQ")
-# namespace, parent, blocks, parts, -, written_at, provenance, codec, -, key id, -, class, bucket
-_FRAME = struct.Struct("<32s32sIHHdIHHII32s64s16x")
+# namespace, parent, blocks, parts, -, written_at, provenance, codec, -, key id, -, class, bucket, check, -
+_FRAME = struct.Struct("<32s32sIHHdIHHII32s64sI12x")
 _PART = struct.Struct("<HBBII8I")
 _SEGMENT = struct.Struct("<8sHHI16s16sdQ64s")
 _SEAL = struct.Struct("<QQd")
@@ -89,6 +89,7 @@ class StoredFrame:
     provenance: int
     codec: int = CODEC_NONE
     key_id: int = KEY_NONE
+    key_check: int = 0
 
     @property
     def block_count(self) -> int:
@@ -156,7 +157,9 @@ def check_frame(frame: FrameWrite) -> None:
             )
 
 
-def encode_frame(frame: FrameWrite, *, segment_id: bytes, sequence: int) -> bytes:
+def encode_frame(
+    frame: FrameWrite, *, segment_id: bytes, sequence: int, key_id: int = KEY_NONE, key_check: int = 0
+) -> bytes:
     """Return the header pages of a frame."""
     header = frame.header
     blocks = len(header.keys) // HASH_BYTES
@@ -174,10 +177,11 @@ def encode_frame(frame: FrameWrite, *, segment_id: bytes, sequence: int) -> byte
             header.provenance,
             CODEC_NONE,
             0,
-            KEY_NONE,
+            key_id,
             0,
             header.retention_class.encode(),
             frame.bucket.encode(),
+            key_check,
         ),
     ]
     for part in map(stored_part, header.parts):
@@ -217,13 +221,14 @@ def decode_frame(data: bytes | memoryview) -> StoredFrame:
     _check_closed(data[: prefix.header_bytes], "frame header")
     (
         namespace, parent, blocks, part_count, _, written_at, provenance, codec, _, key_id, _, name, bucket,
+        key_check,
     ) = _FRAME.unpack_from(data, _PREFIX.size)  # fmt: skip
     offset = _PREFIX.size + _FRAME.size
     parts = tuple(_decode_part(data, offset + i * _PART.size) for i in range(part_count))
     offset += part_count * _PART.size
     keys = bytes(data[offset : offset + blocks * HASH_BYTES])
-    if codec != CODEC_NONE or key_id != KEY_NONE:
-        raise FormatError(f"codec {codec} or key {key_id} is unknown", version=prefix.version)
+    if codec != CODEC_NONE:
+        raise FormatError(f"codec {codec} is unknown", version=prefix.version)
     if prefix.kind not in tuple(FrameKind):
         raise FormatError(f"frame kind {prefix.kind} is unknown", version=prefix.version)
     body = blocks * sum(part.stride_bytes for part in parts)
@@ -245,6 +250,7 @@ def decode_frame(data: bytes | memoryview) -> StoredFrame:
         provenance,
         codec,
         key_id,
+        key_check,
     )
 
 

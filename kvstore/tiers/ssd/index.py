@@ -25,13 +25,13 @@ from kvstore.types import HASH_BYTES, BlockHash, Fingerprint
 
 log = logging.getLogger(__name__)
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 INDEX_BYTES_MAX = 64 << 30
 """Address space kept for the index; the file takes only what its rows need."""
 ROWS_PER_TRANSACTION_MAX = 20_000
 
 _KEY = struct.Struct(">QQ")
-_ROW = struct.Struct("<BBHIIQdI32s32s32s")
+_ROW = struct.Struct("<BBHIIQdI32s32s32sII")
 _SEGMENT_ROW = struct.Struct("<16sQQI")
 _TOUCH = struct.Struct("<d32s")
 _META = struct.Struct("<I16sQ")
@@ -57,6 +57,8 @@ class FrameRow:
     retention_class: str
     written_at: float
     provenance: int
+    key_id: int = 0
+    key_check: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +291,7 @@ def _pack_row(row: FrameRow) -> bytes:
     blocks = len(row.keys) // HASH_BYTES
     fixed = _ROW.pack(
         INDEX_VERSION, row.kind, len(row.parts), blocks, row.header_bytes, row.length_bytes, row.written_at,
-        row.provenance, row.namespace, row.parent, row.retention_class.encode(),
+        row.provenance, row.namespace, row.parent, row.retention_class.encode(), row.key_id, row.key_check,
     )  # fmt: skip
     body = fixed + struct.pack(f"<{len(row.parts)}H", *row.parts) + row.keys
     return body + xxhash.xxh3_64_digest(body)
@@ -310,6 +312,8 @@ def _unpack_row(offset: int, value: bytes) -> FrameRow:
         namespace,
         parent,
         name,
+        key_id,
+        key_check,
     ) = _ROW.unpack_from(value)
     parts = struct.unpack_from(f"<{part_count}H", value, _ROW.size)
     keys = value[_ROW.size + 2 * part_count : -8]
@@ -329,6 +333,8 @@ def _unpack_row(offset: int, value: bytes) -> FrameRow:
         name.rstrip(b"\0").decode(errors="replace"),
         written_at,
         provenance,
+        key_id,
+        key_check,
     )
 
 

@@ -17,7 +17,7 @@ BATCH_BYTES_MAX = 128 << 20
 
 @dataclass(slots=True)
 class QueuedFrame:
-    """A frame on its way to disk; `call` numbers its write. The writer sets location or refusal."""
+    """A frame on its way to disk; `call` numbers its write. The writer sets location or refusal, and key."""
 
     frame: FrameWrite
     length_bytes: int
@@ -25,6 +25,8 @@ class QueuedFrame:
     future: Future[WriteResult] = field(default_factory=Future)
     location: FrameLocation | None = None
     refusal: str = ""
+    key_id: int = 0
+    key_check: int = 0
 
 
 class WriteQueue:

@@ -14,12 +14,15 @@ from kvstore.errors import InvalidArgument
 from kvstore.events import Events
 from kvstore.tiers.base import FrameRead, ReadResult
 from kvstore.tiers.fs import FileSystem, aligned_buffer, is_aligned, read_up_to
+from kvstore.tiers.ssd.crypto import FramePlace, RecordOpener
+from kvstore.tiers.ssd.crypto_keys import KeyRing, KeyState
 from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.segments import SegmentTable
-from kvstore.tiers.ssd.trailer import check_records, shape_of
+from kvstore.tiers.ssd.trailer import Checked, check_records, shape_of
 from kvstore.tiers.ssd.writer import CORRUPT_METRIC
 from kvstore.types import HASH_BYTES, MissReason
 
+UNREADABLE_METRIC = "kvstore_ssd_unreadable_total"
 READS_QUEUED_MAX = 65_536
 _Job = tuple[FrameRead, "Future[ReadResult]"]
 
@@ -39,9 +42,10 @@ class Readers:
         health: Health,
         threads: int,
         on_unreadable: Callable[[int], None],
+        keys: KeyRing | None = None,
     ) -> None:
         self._fs, self._table, self._events, self._health = fs, table, events, health
-        self._on_unreadable = on_unreadable
+        self._on_unreadable, self._keys = on_unreadable, keys
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -139,15 +143,25 @@ class Readers:
         whole = came // shape.stride_bytes
         wanted = len(read.keys) // HASH_BYTES
         views = read.into if whole == wanted else _first_bytes(read.into, whole * shape.stride_bytes)
-        checked = check_records(views, shape, keys=read.keys[: whole * HASH_BYTES])
+        identity = state.header.identity if state is not None else b""
+        opener = RecordOpener(self._keys, FramePlace(identity, location.offset), first=read.first)
+        checked = check_records(views, shape, keys=read.keys[: whole * HASH_BYTES], opener=opener)
         if checked.good == wanted:
             return ReadResult(checked.good, checked.lengths, checked.digests)
-        self._events.add(CORRUPT_METRIC, tier="ssd")
+        reason = self._counted(checked)
         fault = checked.fault or f"the file ends before record {whole}"
         detail = (
             f"segment {location.segment:016x} frame at {location.offset} from record {read.first}: {fault}"
         )
-        return ReadResult(checked.good, checked.lengths, checked.digests, MissReason.CORRUPT, detail)
+        return ReadResult(checked.good, checked.lengths, checked.digests, reason, detail)
+
+    def _counted(self, checked: Checked) -> MissReason:
+        """Count what stopped a read; a key that is not at hand may come back, a shredded one never does."""
+        if checked.key is None:
+            self._events.add(CORRUPT_METRIC, tier="ssd")
+            return MissReason.CORRUPT
+        self._events.add(UNREADABLE_METRIC, key=checked.key.value)
+        return MissReason.DELETED if checked.key is KeyState.SHREDDED else MissReason.TIER_DOWN
 
     def _fill(self, handle: int, into: Sequence[memoryview], offset: int) -> int:
         if not self._table.direct_flag or all(map(is_aligned, into)):

@@ -16,6 +16,7 @@ from kvstore.layout import Part
 from kvstore.namespace import Namespace
 from kvstore.tiers.base import FrameHeader, FrameLocation, RecoveredFrame, RecoveryReport
 from kvstore.tiers.fs import FileSystem, aligned_buffer, write_all
+from kvstore.tiers.ssd.crypto_keys import KeyRing, KeyState, find_key
 from kvstore.tiers.ssd.directory import (
     SEGMENTS_NAME,
     DataDirectory,
@@ -70,7 +71,8 @@ class Tally:
 class Recovery:
     """One pass over a data directory.
 
-    `index` is open once the pass has begun; `unsaved` are rows that it could not take.
+    `index` is open once the pass has begun; `unsaved` are rows that it could not take; `shredded` are frames
+    whose key is gone for good, to be deleted.
 
     Threads: one.
     """
@@ -78,13 +80,16 @@ class Recovery:
     def __init__(
         self, *, fs: FileSystem, directory: DataDirectory, table: SegmentTable, store: bytes, clock: Clock,
         health: Health, index_bytes_max: int, namespaces: dict[Fingerprint, Namespace],
+        keys: KeyRing | None = None,
     ) -> None:  # fmt: skip
         self.index: Index | None = None
         self.unsaved: list[Growth] = []
+        self.shredded: list[FrameLocation] = []
         self._fs, self._directory, self._table, self._store = fs, directory, table, store
         self._clock, self._health, self._index_bytes_max = clock, health, index_bytes_max
         self._namespaces = namespaces
-        self._scanner = Scanner(fs)
+        self._keys = keys
+        self._scanner = Scanner(fs, keys)
         self._page = aligned_buffer(PAGE_BYTES)
         self._tally = Tally()
         self._change = Change()
@@ -334,8 +339,10 @@ class Recovery:
         self, state: SegmentState, row: FrameRow, touches: dict[int, tuple[float, str]],
         stored: tuple[StoredPart, ...] = (),
     ) -> Iterator[RecoveredFrame]:  # fmt: skip
-        """Count a living frame, and yield it unless its namespace or layout is not known here."""
+        """Count a living frame, and yield it unless its namespace, layout or key is not known here."""
         state.frames += 1
+        if row.key_id and not self._has_key(state.header.number, row):
+            return
         parts = self._parts(row, stored)
         if parts is None:
             self._unknown_in(
@@ -358,6 +365,19 @@ class Recovery:
         self._tally.bytes_kept += row.length_bytes
         location = FrameLocation(state.header.number, row.offset, row.header_bytes, row.length_bytes)
         yield RecoveredFrame(header, location, name, touched_at)
+
+    def _has_key(self, number: int, row: FrameRow) -> bool:
+        """Say whether a frame can be decrypted; one whose key may come back is left alone."""
+        found = find_key(self._keys, row.key_id, row.key_check)
+        if not isinstance(found, KeyState):
+            return True
+        if found is KeyState.SHREDDED:
+            self.shredded.append(FrameLocation(number, row.offset, row.header_bytes, row.length_bytes))
+            self._tally.frames_dropped += 1
+            self._tally.bytes_dropped += row.length_bytes
+        else:
+            self._unknown_in(number, f"frames encrypted with key {row.key_id}, which is {found.value}")
+        return False
 
     def _parts(self, row: FrameRow, stored: tuple[StoredPart, ...]) -> tuple[Part, ...] | None:
         key = (row.namespace, stored or row.parts)
@@ -387,4 +407,5 @@ def _row(frame: StoredFrame, offset: int) -> FrameRow:
     return FrameRow(
         offset, frame.kind, frame.header_bytes, frame.length_bytes, frame.namespace, frame.parent, frame.keys,
         tuple(part.index for part in frame.parts), frame.retention_class, frame.written_at, frame.provenance,
+        frame.key_id, frame.key_check,
     )  # fmt: skip

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvstore.tiers.fs import FileSystem, aligned_buffer, read_up_to
+from kvstore.tiers.ssd.crypto import FramePlace, RecordOpener
+from kvstore.tiers.ssd.crypto_keys import KeyRing
 from kvstore.tiers.ssd.format import (
     FRAME_MAGIC,
     SEAL_MAGIC,
@@ -21,7 +23,7 @@ from kvstore.tiers.ssd.format import (
     is_seal,
     is_tombstone,
 )
-from kvstore.tiers.ssd.trailer import check_records, shape_of
+from kvstore.tiers.ssd.trailer import Checked, check_records, shape_of
 from kvstore.types import HASH_BYTES, PAGE_BYTES, round_up
 
 READ_BYTES = 1 << 20
@@ -54,11 +56,13 @@ class Piece:
 class Scanner:
     """Walks the segments of one file system, with buffers that are used again.
 
+    Without the keys of encrypted records only their trailers can be checked.
+
     Threads: one user at a time.
     """
 
-    def __init__(self, fs: FileSystem) -> None:
-        self._fs = fs
+    def __init__(self, fs: FileSystem, keys: KeyRing | None = None) -> None:
+        self._fs, self._keys = fs, keys
         self._page = aligned_buffer(PAGE_BYTES)
         self._header = aligned_buffer(16 * PAGE_BYTES)
         self._records = aligned_buffer(READ_BYTES)
@@ -142,11 +146,12 @@ class Scanner:
         return Piece(Found.DAMAGE, offset, size_bytes - offset, detail=detail)
 
     def faults(self, handle: int, frame: StoredFrame, *, offset: int) -> Iterator[Fault]:
-        """Read every record of a frame and yield those that are not intact.
+        """Read every record of a frame and yield those that are not intact, or cannot be judged.
 
         Errors: OSError.
         """
         base = offset + frame.header_bytes
+        place = FramePlace(frame.segment_id, offset)
         for part in frame.parts:
             shape = shape_of(part)
             if shape.stride_bytes > self._records.nbytes:
@@ -159,29 +164,45 @@ class Scanner:
                 came = read_up_to(self._fs, handle, [buffer], offset=base + first * shape.stride_bytes)
                 whole = came // shape.stride_bytes
                 keys = frame.keys[first * HASH_BYTES : (first + whole) * HASH_BYTES]
-                checked = check_records([buffer[: whole * shape.stride_bytes]], shape, keys=keys)
-                first += checked.good
-                if checked.good < count:
-                    reason = checked.fault or "cut off by the end of the file"
-                    yield Fault(
-                        part.index, first, frame.keys[first * HASH_BYTES : (first + 1) * HASH_BYTES], reason
-                    )
-                    first += 1
+                opener = RecordOpener(self._keys, place, first=first)
+                checked = check_records(
+                    [buffer[: whole * shape.stride_bytes]], shape, keys=keys, opener=opener
+                )
+                fault, passed = _judged(checked, count)
+                first += passed
+                if fault is not None:
+                    at = first * HASH_BYTES
+                    yield replace(fault, part=part.index, block=first, key=frame.keys[at : at + HASH_BYTES])
+                    first += fault.blocks
             base += frame.block_count * shape.stride_bytes
 
     def is_intact(self, handle: int, frame: StoredFrame, *, offset: int) -> bool:
-        """Say whether every record of a frame is intact."""
-        return next(self.faults(handle, frame, offset=offset), None) is None
+        """Say whether every record of a frame is intact, as far as the keys at hand allow to judge."""
+        return all(fault.is_unreadable for fault in self.faults(handle, frame, offset=offset))
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A record that is not what it should be."""
+    """A record that is not what it should be, or `blocks` of them whose key is not at hand."""
 
     part: int
     block: int
     key: bytes
     reason: str = field(compare=False)
+    is_unreadable: bool = False
+    blocks: int = 1
+
+
+def _judged(checked: Checked, count: int) -> tuple[Fault | None, int]:
+    """Return what stopped a check, still without its place, and how many records come before it."""
+    if checked.good == count:
+        return None, count
+    if checked.key is None:
+        return Fault(0, 0, b"", checked.fault or "cut off by the end of the file"), checked.good
+    if checked.framed < count:
+        return Fault(0, 0, b"", "encrypted, and its trailer is damaged"), checked.framed
+    blocks = count - checked.good
+    return Fault(0, 0, b"", checked.fault, is_unreadable=True, blocks=blocks), checked.good
 
 
 def _starts_header(page: memoryview, segment_id: bytes) -> bool:

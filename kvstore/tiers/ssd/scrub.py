@@ -12,6 +12,7 @@ from contextlib import suppress
 from kvstore.events import Events
 from kvstore.tiers.base import Loss
 from kvstore.tiers.fs import FileSystem
+from kvstore.tiers.ssd.crypto_keys import KeyRing
 from kvstore.tiers.ssd.directory import SCRUB_NAME, DataDirectory, read_small, write_durable
 from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.index import FIRST_OFFSET
@@ -94,11 +95,12 @@ class Scrubber:
         losses: Losses,
         bytes_per_second: int,
         is_busy: Callable[[], bool],
+        keys: KeyRing | None = None,
     ) -> None:
         self._fs = _PacedFileSystem(fs, health, self._pace)
         self._directory, self._table, self._events, self._health = directory, table, events, health
         self._losses, self._bytes_per_second, self._is_busy = losses, bytes_per_second, is_busy
-        self._scanner = Scanner(self._fs)
+        self._scanner = Scanner(self._fs, keys)
         self._stop = threading.Event()
         self._next = 0
         self._passes = 0
@@ -160,7 +162,8 @@ class Scrubber:
                 self._lost(handle, state, piece, block=0, reason=piece.detail)
             if piece.found is not Found.FRAME or piece.frame is None:
                 continue
-            fault = next(self._scanner.faults(handle, piece.frame, offset=piece.offset), None)
+            faults = self._scanner.faults(handle, piece.frame, offset=piece.offset)
+            fault = next((fault for fault in faults if not fault.is_unreadable), None)
             if fault is not None:
                 reason = f"part {fault.part} block {fault.block}: {fault.reason}"
                 self._lost(handle, state, piece, block=fault.block, reason=reason)

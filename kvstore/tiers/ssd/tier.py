@@ -29,6 +29,7 @@ from kvstore.tiers.base import (
     WriteResult,
 )
 from kvstore.tiers.fs import FileSystem, aligned_buffer
+from kvstore.tiers.ssd.crypto_keys import KeyRing
 from kvstore.tiers.ssd.directory import (
     PROBE_NAME,
     DataDirectory,
@@ -95,8 +96,9 @@ class SsdTier:
         entropy: Callable[[int], bytes] = os.urandom,
         index_bytes_max: int = INDEX_BYTES_MAX,
         scrub_bytes_per_second: int = 0,
+        keys: KeyRing | None = None,
     ) -> None:
-        self._clock, self._events, self._entropy = clock, events, entropy
+        self._clock, self._events, self._entropy, self._keys = clock, events, entropy, keys
         self._capacity_bytes = capacity_bytes
         self._directory = DataDirectory(directory)
         self._health = Health(clock, events)
@@ -117,6 +119,7 @@ class SsdTier:
             health=self._health,
             threads=readers,
             on_unreadable=self._quarantine,
+            keys=keys,
         )
         self._scrub_bytes_per_second = scrub_bytes_per_second
         self._limits = WriteLimits(capacity_bytes, min_free_bytes, segment_bytes_max)
@@ -129,6 +132,7 @@ class SsdTier:
             health=self._health,
             index_bytes_max=index_bytes_max,
             namespaces=self._namespaces,
+            keys=keys,
         )
         self._running: _Running | None = None
         self._is_closed = False
@@ -270,6 +274,8 @@ class SsdTier:
             new_id=self._new_id,
             on_durable=self._on_durable,
             before_frame=self._write_namespace,
+            namespaces=self._namespaces,
+            keys=self._keys,
         )
         keeper = IndexKeeper(
             fs=self._fs,
@@ -290,12 +296,15 @@ class SsdTier:
             losses=self._losses,
             bytes_per_second=self._scrub_bytes_per_second,
             is_busy=lambda: self._readers.are_busy,
+            keys=self._keys,
         )
         keeper_thread = self._health.supervised("kvstore-ssd-index", keeper.run)
         writer_thread = self._health.supervised("kvstore-ssd-write", writer.run)
         self._running = _Running(index, keeper, writer, scrubber, keeper_thread, writer_thread)
         for growth in self._recovery.unsaved:
             keeper.grow(growth)
+        if self._recovery.shredded:
+            keeper.delete(self._recovery.shredded)
         keeper_thread.start()
         writer_thread.start()
         self._readers.start()

@@ -5,7 +5,7 @@ A record is the image of a slot: payload at offset 0, trailer in the last 256 by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ import xxhash
 
 from kvstore.layout import Part
 from kvstore.tiers.base import FrameHeader, PartImage
+from kvstore.tiers.ssd.crypto import FrameSeal, RecordOpener, RecordSealer
+from kvstore.tiers.ssd.crypto_keys import KeyState
 from kvstore.tiers.ssd.format import CODEC_NONE, KEY_NONE, StoredPart
 from kvstore.types import DIGEST_BYTES, HASH_BYTES, SEGMENTS_MAX, TRAILER_BYTES
 
@@ -34,6 +36,9 @@ _FIELDS: tuple[tuple[str, Any, int], ...] = (
     ("key_id", "<u4", 60),
     ("class", "S32", 64),
     ("digests", ("u1", DIGEST_BYTES * SEGMENTS_MAX), 96),
+    ("serial", "<u4", 224),
+    ("key_check", "<u4", 228),
+    ("tag", ("u1", 16), 232),
     ("checksum", "<u8", _CHECKED_BYTES),
 )
 TRAILER = np.dtype(
@@ -79,7 +84,30 @@ def stamp(image: PartImage, header: FrameHeader) -> None:
         done += len(rows)
 
 
-def _build(image: PartImage, header: FrameHeader) -> Bytes:
+def sealed(
+    image: PartImage, header: FrameHeader, seal: FrameSeal, *, buffer: memoryview
+) -> Iterator[memoryview]:
+    """Yield the encrypted records of a part, as many at a time as the buffer holds; the slots stay untouched.
+
+    Shapes: buffer: at least one record.
+    """
+    trailers = _build(image, header, seal)
+    sealer = RecordSealer(seal)
+    stride = image.part.stride_bytes
+    block, filled = 0, 0
+    for view in image.images:
+        for start in range(0, view.nbytes, stride):
+            if filled + stride > buffer.nbytes:
+                yield buffer[:filled]
+                filled = 0
+            body = view[start : start + stride - TRAILER_BYTES]
+            into = buffer[filled : filled + stride]
+            sealer.seal(body, trailers[block].data, into, part=image.part.index, block=block)
+            block, filled = block + 1, filled + stride
+    yield buffer[:filled]
+
+
+def _build(image: PartImage, header: FrameHeader, seal: FrameSeal | None = None) -> Bytes:
     segments = len(image.part.segments)
     count = len(header.keys) // HASH_BYTES
     table = np.zeros(count, TRAILER)
@@ -93,6 +121,9 @@ def _build(image: PartImage, header: FrameHeader) -> Bytes:
     table["part"] = image.part.index
     table["codec"] = CODEC_NONE
     table["key_id"] = KEY_NONE
+    if seal is not None:
+        table["key_id"], table["key_check"] = seal.key.key_id, seal.key.check
+        table["serial"] = seal.serial
     table["class"] = header.retention_class.encode()
     width = segments * DIGEST_BYTES
     table["digests"][:, :width] = np.frombuffer(image.digests, np.uint8).reshape(count, width)
@@ -125,6 +156,9 @@ def bad_payload(image: PartImage) -> int:
 class Checked:
     """How many records from the start are intact, and what they say. `fault` tells what stopped the rest.
 
+    `key` is set where the next record cannot be decrypted here; `framed` then tells how many records from the
+    start have a trailer that is right.
+
     Shapes: lengths u32[good]; digests 16 x segments x good, packed.
     """
 
@@ -132,39 +166,52 @@ class Checked:
     lengths: bytes
     digests: bytes
     fault: str = ""
+    key: KeyState | None = None
+    framed: int = 0
 
 
-def check_records(views: Sequence[memoryview], shape: RecordShape, *, keys: bytes) -> Checked:
-    """Check trailers, then payload digests, of records in memory; stops at the first bad one."""
+def check_records(
+    views: Sequence[memoryview], shape: RecordShape, *, keys: bytes, opener: RecordOpener
+) -> Checked:
+    """Check trailers, decrypt, check payload digests of records in memory; stops at the first bad one."""
     lengths: list[bytes] = []
     digests: list[bytes] = []
     done = 0
-    fault = ""
+    fault, state, framed = "", None, 0
     for view in views:
         count = view.nbytes // shape.stride_bytes
         some = keys[done * HASH_BYTES : (done + count) * HASH_BYTES]
-        found = _check_image(view, shape, keys=some)
+        found = _check_image(view, shape, keys=some, opener=opener)
         lengths.append(found.lengths)
         digests.append(found.digests)
+        framed = done + found.framed
         done += found.good
         if found.good < count:
-            fault = f"record {done} of part {shape.part}: {found.fault}"
+            fault, state = f"record {done} of part {shape.part}: {found.fault}", found.key
             break
-    return Checked(done, b"".join(lengths), b"".join(digests), fault)
+    return Checked(done, b"".join(lengths), b"".join(digests), fault, state, framed)
 
 
-def _check_image(view: memoryview, shape: RecordShape, *, keys: bytes) -> Checked:
+def _check_image(view: memoryview, shape: RecordShape, *, keys: bytes, opener: RecordOpener) -> Checked:
     rows = np.frombuffer(view, np.uint8).reshape(-1, shape.stride_bytes)
-    table = np.ascontiguousarray(rows[:, -TRAILER_BYTES:]).view(TRAILER).reshape(-1)
+    trailers = rows[:, -TRAILER_BYTES:].copy()
+    table = trailers.view(TRAILER).reshape(-1)
     wanted = np.frombuffer(keys, np.uint8).reshape(-1, HASH_BYTES)
-    good, fault = _good_trailers(table, shape, wanted)
+    framed, fault = _good_trailers(table, shape, wanted)
+    good = framed
+    opened = opener.open(rows[:good], trailers[:good], table[:good])
+    if opened.good < good:
+        good, fault = opened.good, opened.fault
     width = _width(shape)
     lengths = table["length"][:good]
     digests = np.ascontiguousarray(table["digests"][:good, :width]).tobytes()
     intact = _good_payloads(view, shape, lengths=lengths.tolist(), digests=digests)
     if intact < good:
-        good, fault = intact, "payload does not match its digest"
-    return Checked(good, lengths[:good].astype("<u4").tobytes(), digests[: good * width], fault)
+        return Checked(
+            intact, lengths[:intact].astype("<u4").tobytes(), digests[: intact * width],
+            "payload does not match its digest",
+        )  # fmt: skip
+    return Checked(good, lengths.astype("<u4").tobytes(), digests, fault, opened.state, framed)
 
 
 def _good_trailers(table: npt.NDArray[np.void], shape: RecordShape, keys: Bytes) -> tuple[int, str]:
@@ -175,9 +222,8 @@ def _good_trailers(table: npt.NDArray[np.void], shape: RecordShape, keys: Bytes)
         ("another key", (table["key"] == keys).all(axis=1)),
         ("another part", (table["part"] == shape.part) & (table["segments"] == len(shape.ranges))),
         ("payload too long", table["length"] <= shape.bytes_max),
-        ("stored with a codec or key that this build does not know",
-         (table["codec"] == CODEC_NONE) & (table["key_id"] == KEY_NONE)),
-    )  # fmt: skip
+        ("stored with a codec that this build does not know", table["codec"] == CODEC_NONE),
+    )
     good, fault = len(table), ""
     for name, passed in tests:
         # The earliest record decides; of several faults in one record the first test names it.

@@ -9,20 +9,23 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.clock import Clock
 from kvstore.events import Events
+from kvstore.namespace import Namespace
 from kvstore.tiers.base import FrameLocation
 from kvstore.tiers.fs import FileSystem, aligned_buffer, is_aligned, write_all
+from kvstore.tiers.ssd.crypto import FramePlace, FrameSeal
+from kvstore.tiers.ssd.crypto_keys import KeyRing, TenantKey
 from kvstore.tiers.ssd.directory import DataDirectory
-from kvstore.tiers.ssd.format import SegmentHeader, encode_frame, encode_seal, encode_segment
+from kvstore.tiers.ssd.format import KEY_NONE, SegmentHeader, encode_frame, encode_seal, encode_segment
 from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.index import FrameRow, Growth
 from kvstore.tiers.ssd.queue import QueuedFrame, WriteQueue
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
-from kvstore.tiers.ssd.trailer import bad_payload, stamp
+from kvstore.tiers.ssd.trailer import bad_payload, sealed, stamp
 from kvstore.types import PAGE_BYTES, Fingerprint
 
 log = logging.getLogger(__name__)
@@ -49,7 +52,8 @@ class OpenSegment:
     """A segment being appended to.
 
     `durable` is where its last acknowledged frame ends, `end` where the next one goes, `fresh` what was
-    written since the last sync. After a failure the segment is never appended to again.
+    written since the last sync. After a failure the segment is never appended to again. `serial` counts the
+    attempts to append a frame and, unlike `sequence`, is never taken back: no two encryptions share one.
     """
 
     header: SegmentHeader
@@ -58,6 +62,7 @@ class OpenSegment:
     durable: int = PAGE_BYTES
     end: int = PAGE_BYTES
     sequence: int = 0
+    serial: int = 0
     fresh: list[QueuedFrame] = field(default_factory=list)
     has_failed: bool = False
 
@@ -83,10 +88,13 @@ class SegmentWriter:
         new_id: Callable[[], bytes],
         on_durable: Callable[[Growth], None],
         before_frame: Callable[[Fingerprint], None],
+        namespaces: Mapping[Fingerprint, Namespace],
+        keys: KeyRing | None = None,
     ) -> None:
         self._fs, self._directory, self._table, self._queue = fs, directory, table, queue
         self._clock, self._events, self._health, self._limits = clock, events, health, limits
         self._store, self._new_id, self._on_durable = store, new_id, on_durable
+        self._namespaces, self._keys = namespaces, keys
         self._before_frame = before_frame
         self.written_bytes = 0
         self._cut_call = 0
@@ -164,33 +172,70 @@ class SegmentWriter:
         if over:
             self._cut(item, over)
             return ""
-        item.refusal = self._bad_source(item)
+        key, refusal = self._writing_key(item)
+        item.refusal = refusal or self._bad_source(item)
         if item.refusal:
             return ""
         try:
-            self._append(item)
+            self._append(item, key)
         except OSError as error:
             self._cut(item, f"disk error: {error}")
         return item.refusal
 
-    def _append(self, item: QueuedFrame) -> None:
+    def _writing_key(self, item: QueuedFrame) -> tuple[TenantKey | None, str]:
+        """Return the key to encrypt a frame with, None for a plain one; or why it may not be stored."""
+        if self._keys is None:
+            return None, ""
+        namespace = self._namespaces.get(item.frame.header.namespace)
+        if namespace is None:
+            return None, "encryption: the namespace is not registered, so nobody knows whose key to use"
+        return self._keys.writing_key(namespace.tenant)
+
+    def _append(self, item: QueuedFrame, key: TenantKey | None) -> None:
         segment = self._open.get(item.frame.bucket) or self._create(item.frame.bucket)
-        header = encode_frame(item.frame, segment_id=segment.header.identity, sequence=segment.sequence)
-        buffers = [self._in_header_buffer(header)]
-        for image in item.frame.parts:
-            stamp(image, item.frame.header)
-            buffers += image.images
+        segment.serial += 1
+        header = encode_frame(
+            item.frame,
+            segment_id=segment.header.identity,
+            sequence=segment.sequence,
+            key_id=key.key_id if key is not None else KEY_NONE,
+            key_check=key.check if key is not None else 0,
+        )
         try:
-            self._write(segment.handle, buffers, segment.end)
+            if key is None:
+                self._write_plain(segment, item, header)
+            else:
+                self._write_sealed(segment, item, header, key)
         except OSError as error:
             segment.has_failed = True
             self._health.write_failed("write", error)
             raise
         item.location = FrameLocation(segment.header.number, segment.end, len(header), item.length_bytes)
+        if key is not None:
+            item.key_id, item.key_check = key.key_id, key.check
         segment.fresh.append(item)
         segment.end += item.length_bytes
         segment.sequence += 1
         segment.used_at = self._clock.monotonic()
+
+    def _write_plain(self, segment: OpenSegment, item: QueuedFrame, header: bytes) -> None:
+        buffers = [self._in_header_buffer(header)]
+        for image in item.frame.parts:
+            stamp(image, item.frame.header)
+            buffers += image.images
+        self._write(segment.handle, buffers, segment.end)
+
+    def _write_sealed(self, segment: OpenSegment, item: QueuedFrame, header: bytes, key: TenantKey) -> None:
+        """Encrypt into the bounce buffer and write that, piece by piece; readers still use the slots."""
+        seal = FrameSeal(key, FramePlace(segment.header.identity, segment.end), segment.serial)
+        write_all(self._fs, segment.handle, [self._in_header_buffer(header)], offset=segment.end)
+        offset = segment.end + len(header)
+        for image in item.frame.parts:
+            if self._bounce.nbytes < image.part.stride_bytes:
+                self._bounce = aligned_buffer(image.part.stride_bytes)
+            for piece in sealed(image, item.frame.header, seal, buffer=self._bounce):
+                write_all(self._fs, segment.handle, [piece], offset=offset)
+                offset += piece.nbytes
 
     def _over_limit(self, item: QueuedFrame) -> str:
         # Each open segment will still get its seal, and a frame may need a new segment with a header.
@@ -396,4 +441,6 @@ def _row(item: QueuedFrame) -> FrameRow:
         header.retention_class,
         header.written_at,
         header.provenance,
+        item.key_id,
+        item.key_check,
     )
