@@ -68,6 +68,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("kvstore_expired_bytes_total", _C, "Bytes that left because their time was over.", ("class",)),
     Metric("kvstore_evicted_bytes_total", _C, "Bytes that left for want of room.", ("tier",)),
     Metric("kvstore_corrupt_total", _C, "Blocks whose digest was wrong.", ("tier",)),
+    Metric("kvstore_scrubbed_bytes_total", _C, "Bytes of the SSD that the scrub has re-read."),
     Metric("kvstore_client_fallbacks_total", _C, "Client calls answered without the daemon.", ("reason",)),
     Metric("kvstore_sessions", _G, "Clients connected now."),
     Metric("kvstore_sessions_total", _C, "Clients that have connected."),

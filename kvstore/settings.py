@@ -188,6 +188,9 @@ class SsdSettings(_Section):
     min_free_bytes: Bytes = Field(default=2 * GIB, ge=0, description="free space that is never used")
     segment_bytes: Bytes = Field(default=256 * MIB, ge=4 * MIB, le=16 * GIB, description="size of a segment")
     write_queue_bytes: Bytes = Field(default=256 * MIB, ge=MIB, description="what may wait for the disk")
+    scrub_bytes_per_second: Bytes = Field(
+        default=8 * MIB, ge=0, description="how fast stored blocks are re-read and checked; 0: never"
+    )
 
 
 class ClassSettings(_Section):

@@ -326,6 +326,15 @@ class Catalog:
             self._shrink(old)
         return frame
 
+    def lost_on_ssd(self, frame: Frame, block: int) -> None:
+        """A frame's copy on SSD is bad from `block` on: what is in host memory too stays there alone."""
+        location = frame.location
+        if location is not None and frame.nodes and frame.fully_resident():
+            self._forget_on_ssd(frame, MissReason.CORRUPT)
+            self.plan.delete.append(location)
+        else:
+            self.drop_block(frame, block, MissReason.CORRUPT)
+
     def release_segment(self, segment: Segment, reason: MissReason) -> int:
         """Let a whole segment go: expired ones leave children as orphans, evicted ones take them along."""
         self.plan.unlink.append(segment.number)

@@ -7,6 +7,7 @@ from itertools import islice
 from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Node
 from kvstore.core.leases import LeaseTable
+from kvstore.core.loads import Loads
 from kvstore.core.prefetches import PrefetchTable
 from kvstore.core.putting import Putting
 from kvstore.core.writeback import WriteBack
@@ -27,18 +28,22 @@ class Housekeeping:
         prefetches: PrefetchTable,
         putting: Putting,
         writeback: WriteBack,
+        loads: Loads,
     ) -> None:
         self._catalog = catalog
         self._leases = leases
         self._prefetches = prefetches
         self._putting = putting
         self._writeback = writeback
+        self._loads = loads
         self._retry_due = 0.0
         self._sweep: list[Node] = []
         self._segments_due = 0.0
 
     def run(self, *, monotonic: float, now: float) -> None:
         """Do what is due."""
+        self._loads.expire(monotonic)
+        self._writeback.expire(monotonic)
         self._leases.expire(monotonic)
         self._prefetches.expire(monotonic)
         self._putting.expire(monotonic=monotonic)
@@ -47,6 +52,7 @@ class Housekeeping:
         self._retry(monotonic)
         if monotonic >= self._segments_due:
             self._segments_due = monotonic + SEGMENTS_EVERY_SECONDS
+            self._writeback.take_losses()
             for segment in self._catalog.segments.expired(self._catalog.retention, now):
                 self._catalog.release_segment(segment, MissReason.EXPIRED)
 

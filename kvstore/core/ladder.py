@@ -386,7 +386,8 @@ class Ladder(Oversight):
         return False
 
     def close(self, *, deadline_seconds: float) -> None:
-        """Drain and close the SSD tier."""
+        """Drain and close the SSD tier, both until one deadline."""
+        end = self._clock.monotonic() + deadline_seconds
         self.drain(deadline_seconds=deadline_seconds)
         if self._ssd is not None:
-            self._ssd.close(deadline_seconds=deadline_seconds)
+            self._ssd.close(deadline_seconds=max(0.0, end - self._clock.monotonic()))

@@ -11,7 +11,8 @@ MIB = 1 << 20
 class Limits:
     """Upper bounds; reaching one is an explicit outcome and a counter, never a stall.
 
-    Units: bytes and counts as named; `ssd_capacity_bytes` 0 means that the tier's own limit is the only one.
+    Nobody waits longer than `load_seconds_max` and `write_seconds_max` for a disk that hangs. Units: bytes
+    and counts as named; `ssd_capacity_bytes` 0 means that the tier's own limit is the only one.
     """
 
     keys_max: int = 65536
@@ -22,6 +23,8 @@ class Limits:
     write_queue_bytes_max: int = 256 * MIB
     loads_in_flight_max: int = 16
     load_bytes: int = 1 * MIB
+    load_seconds_max: float = 5.0
+    write_seconds_max: float = 30.0
     ssd_capacity_bytes: int = 0
     ledger_entries: int = 1 << 18
     remembered_commits_max: int = 4096

@@ -27,7 +27,18 @@ class Waiter(Protocol):
 class Load:
     """One read of consecutive blocks of a frame into fresh slots, shared by all who wait for them."""
 
-    __slots__ = ("count", "frame", "pending", "results", "slots", "start", "submitted", "waiters")
+    __slots__ = (
+        "count",
+        "frame",
+        "overdue",
+        "pending",
+        "results",
+        "since",
+        "slots",
+        "start",
+        "submitted",
+        "waiters",
+    )
 
     def __init__(self, frame: Frame, start: int, count: int) -> None:
         self.frame = frame
@@ -38,6 +49,8 @@ class Load:
         self.slots: tuple[U32Array, ...] = ()
         self.results: list[ReadResult] = []
         self.pending = 0
+        self.since = 0.0
+        self.overdue = False
 
 
 class Loads:
@@ -48,7 +61,15 @@ class Loads:
         self._limits = limits
         self._urgent: deque[Load] = deque()
         self._ahead: deque[Load] = deque()
-        self.in_flight = 0
+        self._under_way: dict[Load, None] = {}
+        self._overdue = 0
+        self._has_progress = False
+        self._progress_at = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Loads that the tier has at hand."""
+        return len(self._under_way)
 
     def want(self, frame: Frame, start: int, count: int, waiter: Waiter, *, urgent: bool) -> int:
         """Make blocks [start, start + count) come to host, joining loads that are under way; returns how
@@ -110,7 +131,8 @@ class Loads:
     def next(self) -> list[tuple[Load, list[FrameRead]]]:
         """Return loads to submit now, slots in hand; those without room fail as throttled."""
         ready: list[tuple[Load, list[FrameRead]]] = []
-        while (self._urgent or self._ahead) and self.in_flight < self._limits.loads_in_flight_max:
+        room = self._limits.loads_in_flight_max + self._overdue
+        while (self._urgent or self._ahead) and self.in_flight < room:
             load = (self._urgent or self._ahead).popleft()
             if load.frame.dead or load.frame.location is None:
                 key = key_at(load.frame.keys, load.start)
@@ -119,7 +141,7 @@ class Loads:
                 self._finish(load, 0, MissReason.THROTTLED)
             else:
                 load.submitted = True
-                self.in_flight += 1
+                self._under_way[load] = None
                 ready.append((load, self._reads(load)))
         return ready
 
@@ -152,9 +174,32 @@ class Loads:
             for position, part in enumerate(frame.parts)
         ]
 
+    def expire(self, monotonic: float) -> None:
+        """Nobody waits for ever: a load that is overdue ends for its waiters as tier_down, and so do all that
+        are queued when nothing at all has come back for as long.
+
+        The slots of a load under way stay its own until the tier lets go of them: it may still write there.
+        """
+        if self._has_progress or not self._under_way:
+            self._has_progress, self._progress_at = False, monotonic
+        for load in self._under_way:
+            load.since = load.since or monotonic
+            if monotonic - load.since >= self._limits.load_seconds_max:
+                self._overdue += not load.overdue
+                load.overdue = True
+                self._tell(load, 0, MissReason.TIER_DOWN)
+        if monotonic - self._progress_at >= self._limits.load_seconds_max:
+            queued = [*self._urgent, *self._ahead]
+            self._urgent.clear()
+            self._ahead.clear()
+            for load in queued:
+                self._finish(load, 0, MissReason.TIER_DOWN)
+
     def finished(self, load: Load, results: Sequence[ReadResult]) -> None:
         """Install what arrived intact and tell the waiters; drop what did not."""
-        self.in_flight -= 1
+        del self._under_way[load]
+        self._overdue -= load.overdue
+        self._has_progress = True
         worst = min(results, key=lambda result: result.good)
         good, reason = worst.good, worst.reason if worst.good < load.count else None
         if load.frame.dead:
@@ -180,9 +225,14 @@ class Loads:
             self._catalog.came_back(node)
 
     def _finish(self, load: Load, good: int, reason: MissReason | None) -> None:
-        waiters = load.waiters
-        load.waiters = []
+        waiters, load.waiters = load.waiters, []
         self._close(load)
+        for waiter in waiters:
+            waiter.loaded(load, good, reason)
+
+    @staticmethod
+    def _tell(load: Load, good: int, reason: MissReason) -> None:
+        waiters, load.waiters = load.waiters, []
         for waiter in waiters:
             waiter.loaded(load, good, reason)
 

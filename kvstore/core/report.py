@@ -134,6 +134,8 @@ def _ssd(catalog: Catalog, ssd: TierSeam, blocks: int) -> tuple[dict[str, Any], 
         "blocks": blocks,
         "detail": health.detail,
         "segments": usage.segments,
+        "since": health.since,
+        "scrub": health.scrub,
     }
     return (
         {**row, **more, "living_bytes": catalog.segments.used_bytes, "written_bytes": usage.written_bytes},

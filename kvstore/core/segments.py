@@ -79,6 +79,10 @@ class SegmentTable:
         free = [s for s in self._segments.values() if s.number in among and not s.held()]
         return min(free, key=lambda s: (s.last_touch, s.number), default=None)
 
+    def get(self, number: int) -> Segment | None:
+        """Return a segment with living frames, or None."""
+        return self._segments.get(number)
+
     def __iter__(self) -> Iterator[Segment]:
         return iter(list(self._segments.values()))
 

@@ -87,7 +87,7 @@ class Wiring:
         self._reads = ReadPump(ssd, self._loads, self._decision)
         self._writes = WritePump(ssd, self._writeback, self._decision)
         self._housekeeping = Housekeeping(
-            self._catalog, self._leases, self._prefetches, self._putting, self._writeback
+            self._catalog, self._leases, self._prefetches, self._putting, self._writeback, self._loads
         )
         self._draining = False
 

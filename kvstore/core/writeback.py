@@ -25,6 +25,9 @@ class WriteBack:
         self._tier = tier
         self._queue: OrderedDict[Frame, None] = OrderedDict()
         self.in_flight_bytes = 0
+        self._in_flight: dict[Frame, None] = {}
+        self._has_progress = False
+        self._progress_at = 0.0
         self._leaving: dict[int, int] = {}
         self._refused: dict[Frame, None] = {}
 
@@ -66,6 +69,7 @@ class WriteBack:
                 continue
             self._catalog.hold(frame, frame.count)
             self.in_flight_bytes += size
+            self._in_flight[frame] = None
             ready.append((frame, self._write(frame)))
         return ready
 
@@ -128,6 +132,8 @@ class WriteBack:
     def finished(self, frame: Frame, size: int, result: WriteResult) -> None:
         """Note where a frame is durable, or that it was refused and stays in host memory alone."""
         self.in_flight_bytes -= size
+        self._in_flight.pop(frame, None)
+        self._has_progress = True
         location = result.location
         if location is not None and (frame.dead or self._catalog.lost_any(frame)):
             # Blocks left while they were being written: what is on disk now must not bring them back.
@@ -158,6 +164,33 @@ class WriteBack:
         for frame in refused:
             if not frame.dead and frame.nodes and frame.location is None:
                 self.enqueue(frame.nodes[0])
+
+    def expire(self, monotonic: float) -> None:
+        """Nobody waits for ever: when no write has come back for too long, those who wait for an
+        acknowledgement are told that it is not durable yet; the writes themselves go on.
+        """
+        if self._has_progress or not self._in_flight:
+            self._has_progress, self._progress_at = False, monotonic
+        if monotonic - self._progress_at >= self._limits.write_seconds_max:
+            for frame in [*self._in_flight, *self._queue]:
+                self._catalog.tell_waiters(frame, durable=False)
+
+    def take_losses(self) -> None:
+        """What the tier found bad leaves it; what host memory still holds is written again."""
+        for loss in self._tier.losses() if self._tier is not None else ():
+            segment = self._catalog.segments.get(loss.segment)
+            if segment is None:
+                continue
+            end = loss.offset + loss.length_bytes
+            lost = [f for f in segment.frames if f.location and loss.offset <= f.location.offset < end]
+            if not loss.length_bytes:
+                lost = list(segment.frames)
+                self._catalog.release_segment(segment, MissReason.CORRUPT)
+            for frame in lost:
+                if frame.location is not None:
+                    self._catalog.lost_on_ssd(frame, loss.block)
+                if frame.nodes and not frame.dead and frame.location is None:
+                    self.enqueue(frame.nodes[0])
 
     @property
     def queued_bytes(self) -> int:

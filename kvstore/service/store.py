@@ -209,6 +209,7 @@ def _open_ssd(ssd: SsdSettings, fs: FileSystem, clock: Clock, events: Events, ca
         min_free_bytes=ssd.min_free_bytes,
         queue_bytes_max=ssd.write_queue_bytes,
         segment_bytes_max=ssd.segment_bytes,
+        scrub_bytes_per_second=ssd.scrub_bytes_per_second,
     )
 
 
