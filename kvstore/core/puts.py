@@ -61,6 +61,7 @@ class PendingPut:
         self.in_flight: Mask = np.zeros(self.count, np.bool_)
         self.held: list[tuple[Frame, int]] = []
         self.published = False
+        self.writers = 0
 
     @property
     def partly_committed(self) -> bool:
@@ -69,7 +70,11 @@ class PendingPut:
 
     @property
     def complete(self) -> bool:
-        """Say whether every required part has committed, or, for a put of side parts alone, each of those."""
+        """Say whether every required part has committed, or, for a put of side parts alone, each of those;
+        a side part that comes after publication waits for nobody.
+        """
+        if self.published:
+            return True
         needed = {part.index for part in self.state.required}
         if not needed & self.parts.keys():
             needed = set(self.parts)
@@ -160,7 +165,7 @@ class PutChecks:
         return parts
 
     @staticmethod
-    def joins(put: PendingPut, request: ReserveRequest) -> None:
+    def joins(put: PendingPut, request: ReserveRequest, pieces: list[PartBlocks]) -> None:
         """Check that a second rank's reserve speaks of the same put.
 
         Errors: InvalidArgument with both sides.
@@ -171,7 +176,12 @@ class PutChecks:
                 f"from {put.keys[:8].hex()}..., "
                 f"this request brings {key_count(request.keys)} from {request.keys[:8].hex()}..."
             )
-        taken = sorted(set(put.parts) & {piece.part for piece in request.parts})
+        if put.provenance != request.provenance:
+            raise InvalidArgument(
+                f"reserve: put_id {request.put_id.hex()} brings blocks of provenance {put.provenance}, "
+                f"this request brings {request.provenance}"
+            )
+        taken = sorted(set(put.parts) & {piece.part for piece in pieces})
         if taken:
             raise InvalidArgument(
                 f"reserve: put_id {request.put_id.hex()} already has part {taken[0]} from another writer"
@@ -292,6 +302,22 @@ class Presence:
         if piece.part in required:
             return put.absent & ~put.in_flight
         mask = np.zeros(put.count, np.bool_)
-        for index in range(piece.first, piece.first + piece.count):
-            mask[index] = put.state.loose.get(key_at(put.keys, index), piece.part) is None
-        return mask
+        mask[piece.first : piece.first + piece.count] = True
+        return mask & ~self.side_blocks(put, piece.part, mask)
+
+    @staticmethod
+    def side_blocks(put: PendingPut, part: int, among: Mask) -> Mask:
+        """Return those of the blocks that have a side part already."""
+        there = np.zeros(put.count, np.bool_)
+        for index in np.flatnonzero(among).tolist():
+            there[index] = put.state.loose.get(key_at(put.keys, index), part) is not None
+        return there
+
+    @staticmethod
+    def side_nodes(put: PendingPut, piece: PartBlocks) -> list[Node]:
+        """Return what holds the side parts that are there already of what a writer brings; nothing for
+        required parts.
+        """
+        keys = (key_at(put.keys, index) for index in range(piece.first, piece.first + piece.count))
+        entries = (put.state.loose.get(key, piece.part) for key in keys)
+        return list({id(e[0]): e[0].nodes[0] for e in entries if e is not None}.values())

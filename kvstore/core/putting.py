@@ -78,8 +78,8 @@ class Putting:
                 f"reservations: {len(self._reservations)} are open, "
                 f"the limit is {self._limits.reservations_max}"
             )
-        put = self._join_or_start(state, request, monotonic=monotonic, now=now)
-        fresh = [self._add_part(put, piece) for piece in pieces]
+        put = self._join_or_start(state, request, pieces, monotonic=monotonic, now=now)
+        fresh = [self._add_part(put, piece, now=now) for piece in pieces]
         self._allocate(put, fresh)
         outcomes = self._outcomes(put, fresh)
         if not any(part.mask.any() for part in fresh):
@@ -90,11 +90,17 @@ class Putting:
         return self._grant(put, fresh, request.session, outcomes, monotonic)
 
     def _join_or_start(
-        self, state: NamespaceState, request: ReserveRequest, *, monotonic: float, now: float
+        self,
+        state: NamespaceState,
+        request: ReserveRequest,
+        pieces: list[PartBlocks],
+        *,
+        monotonic: float,
+        now: float,
     ) -> PendingPut:
         known = self._puts.get((state.fingerprint, request.put_id)) if request.put_id else None
         if known is not None:
-            self._checks.joins(known, request)
+            self._checks.joins(known, request, pieces)
             return known
         name = self._catalog.retention.named(request.retention_class).name
         put = PendingPut(state, request, retention_class=name, deadline=monotonic + RESERVATION_SECONDS)
@@ -132,9 +138,12 @@ class Putting:
                 self._catalog.hold(piece.frame, end)
                 put.held.append((piece.frame, end))
 
-    def _add_part(self, put: PendingPut, piece: PartBlocks) -> PutPart:
+    def _add_part(self, put: PendingPut, piece: PartBlocks, *, now: float) -> PutPart:
         part = put.state.namespace.layout.parts[piece.part]
         put_part = PutPart(part, self._presence.wanted(put, piece))
+        for node in self._presence.side_nodes(put, piece):
+            self._catalog.touch_path(node, by=put.retention_class, now=now, is_write=True)
+            self._writeback.enqueue(node)
         put.parts[piece.part] = put_part
         return put_part
 
@@ -182,6 +191,7 @@ class Putting:
         self._reservations[number] = reservation
         put.put_id = put.put_id or b"#" + number.to_bytes(8, "little")
         self._puts[(put.state.fingerprint, put.put_id)] = put
+        put.writers += 1
         required = {part.index for part in put.state.required}
         for part in fresh:
             part.reservation = number
@@ -217,6 +227,7 @@ class Putting:
             part.data.slots[request.blocks :] = 0
             part.mask[request.blocks :] = False
         del self._reservations[reservation.number]
+        put.writers -= 1
         result = self._publish(put, reservation, now=now) if put.complete else self._pending(put, reservation)
         self._remember(reservation.number, result)
         return result
@@ -241,18 +252,19 @@ class Putting:
     # Publish
 
     def _publish(self, put: PendingPut, reservation: Reservation, *, now: float) -> Published:
-        put.published = True
-        visible = put.visible_blocks
         required = tuple(part.index for part in put.state.required)
         nodes: list[Node] = []
-        if set(required) <= put.parts.keys():
-            nodes += self._publish_required(put, required, visible, now=now)
+        if not put.published and set(required) <= put.parts.keys():
+            nodes += self._publish_required(put, required, put.visible_blocks, now=now)
+        put.published = True
         for index, part in put.parts.items():
             if index not in required and part.committed is not None:
                 nodes += self._publish_side(put, index, part, now=now)
         frames = self._settle_nodes(put, nodes, now=now)
         outcomes = self._final(put, reservation, PutOutcome.STORED_HOST)
         self._count_stored(outcomes)
+        # A side part that is committed later is published by itself.
+        put.parts = {index: part for index, part in put.parts.items() if part.committed is None}
         self._close(put)
         return Published(outcomes, frames)
 
@@ -294,6 +306,10 @@ class Putting:
 
     def _publish_side(self, put: PendingPut, index: int, part: PutPart, *, now: float) -> list[Node]:
         nodes = []
+        there = self._presence.side_blocks(put, index, part.mask)
+        surplus = part.data.slots[there]
+        self._catalog.free_slots(surplus[surplus != 0])
+        part.mask &= ~there
         for first, end in _runs_of(part.mask):
             frame = frame_of(put, (index,), first, end, kind=FrameKind.SIDE, written_at=now)
             nodes.append(self._insert_loose(put.state, frame, index, put.retention_class, now))
@@ -323,7 +339,8 @@ class Putting:
             key = key_at(put.keys, index)
             if pending.get(key) is put:
                 del pending[key]
-        self._puts.pop((put.state.fingerprint, put.put_id), None)
+        if self._puts.get((put.state.fingerprint, put.put_id)) is put:
+            del self._puts[(put.state.fingerprint, put.put_id)]
         for frame, end in put.held:
             self._catalog.unhold(frame, end)
         put.held.clear()
@@ -353,14 +370,13 @@ class Putting:
         good is dropped.
         """
         put = reservation.put
+        put.writers -= 1
         slots = [
             part.data.slots[part.data.slots != 0]
             for i in reservation.parts
             if (part := put.parts.pop(i, None))
         ]
-        if put.published:
-            return slots
-        if not any(r.put is put for r in self._reservations.values()):
+        if not put.published and not put.writers:
             for part in put.parts.values():
                 self._catalog.free_slots(part.data.slots[part.data.slots != 0])
             put.parts.clear()
@@ -389,17 +405,22 @@ class Putting:
         outcome = (OutcomeRun(PutOutcome.EXPIRED, reservation.put.count),)
         self._remember(reservation.number, Published(outcome, []))
         self._quarantine[reservation.number] = (reservation.session, slots)
-        self.sweep_quarantine()
 
     def end_session(self, session: int) -> None:
         """A client is gone: its reservations end now."""
         for reservation in [r for r in self._reservations.values() if r.session == session]:
             self._end(reservation)
+        self.sweep_quarantine()
 
     def sweep_quarantine(self) -> None:
-        """Free the slots of clients that are dead for certain."""
+        """Free the slots of clients that are dead for certain; each client is asked after once."""
+        dead = {
+            session
+            for session in {session for session, _ in self._quarantine.values()}
+            if session and not self._client_alive(session)
+        }
         for number, (session, slots) in list(self._quarantine.items()):
-            if session and not self._client_alive(session):
+            if session in dead:
                 del self._quarantine[number]
                 for piece in slots:
                     self._catalog.free_slots(piece)

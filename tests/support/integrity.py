@@ -71,7 +71,9 @@ def _check_slots(ladder: Ladder, frames: dict[int, Frame]) -> None:
                 for part_slots, part_ in zip(load.slots, frame.parts, strict=True):
                     owned.update(part_slots.tolist())
                     pages += len(part_slots) * part_.stride_pages
-    for put in {id(p): p for p in ladder._putting._puts.values()}.values():
+    putting = ladder._putting
+    open_puts = [*putting._puts.values(), *(r.put for r in putting._reservations.values())]
+    for put in {id(p): p for p in open_puts}.values():
         for put_part in put.parts.values():
             slots = put_part.data.slots[put_part.data.slots != 0].tolist()
             owned.update(slots)
