@@ -67,6 +67,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("kvstore_write_refusals_total", _C, "Runs that the SSD tier did not take."),
     Metric("kvstore_expired_bytes_total", _C, "Bytes that left because their time was over.", ("class",)),
     Metric("kvstore_evicted_bytes_total", _C, "Bytes that left for want of room.", ("tier",)),
+    Metric("kvstore_ssd_unreadable_total", _C, "Reads of records whose key was not at hand.", ("key",)),
+    Metric("kvstore_key_reload_failures_total", _C, "Reloads of the keys that failed; the old ones stayed."),
     Metric("kvstore_corrupt_total", _C, "Blocks whose digest was wrong.", ("tier",)),
     Metric("kvstore_scrubbed_bytes_total", _C, "Bytes of the SSD that the scrub has re-read."),
     Metric("kvstore_client_fallbacks_total", _C, "Client calls answered without the daemon.", ("reason",)),
@@ -88,6 +90,7 @@ LABEL_VALUES: Mapping[str, tuple[str, ...]] = {
     "reason": tuple(MissReason),
     "outcome": tuple(outcome for outcome in PutOutcome if outcome is not PutOutcome.RESERVED),
     "direction": ("in", "out"),
+    "key": ("missing", "wrong", "shredded"),
 }
 """Closed label sets; `class` is completed by the configured classes."""
 

@@ -9,6 +9,7 @@ import difflib
 import ipaddress
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,79 +20,15 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from kvstore.errors import SettingsError
 from kvstore.paths import SOCKET_NAME, data_directory, runtime_directory
+from kvstore.quantities import GIB, MIB, parse_bytes, parse_mode, parse_seconds
 from kvstore.retention import SHIPPED_CLASSES, RetentionClass
 from kvstore.types import Tier, TtlMode
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-_BYTE_UNITS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": GIB << 10}
-_BYTE_UNITS |= {
-    "k": KIB,
-    "m": MIB,
-    "g": GIB,
-    "t": GIB << 10,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-}
-_SECOND_UNITS = {
-    "": 1.0,
-    "ms": 0.001,
-    "s": 1.0,
-    "m": 60.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-    "w": 604800.0,
-}
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 SEGMENTS_MIN = 4
 """Segments go whole: with fewer than this, the capacity would be an empty promise."""
 _SECRETS = frozenset({"server.token"})
 ENVIRONMENT_PREFIX = "KVSTORE_"
 CLASS_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-
-
-def parse_bytes(value: object) -> int:
-    """Return bytes from an integer or a text such as `64GiB` (powers of two; `GB` is a power of ten).
-
-    Errors: ValueError saying what is accepted.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    unit = _BYTE_UNITS.get(found[2].lower()) if found else None
-    if found is None or unit is None:
-        raise ValueError("expected bytes, such as 1073741824, 64GiB or 512MiB")
-    return round(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
-
-
-def parse_seconds(value: object) -> float:
-    """Return seconds from a number or a text such as `30m`, `3d` or `forever`.
-
-    Errors: ValueError saying what is accepted.
-    """
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str) and value.strip().lower() == "forever":
-        return math.inf
-    found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    unit = _SECOND_UNITS.get(found[2].lower()) if found else None
-    if found is None or unit is None:
-        raise ValueError("expected a time, such as 90, 500ms, 30m, 3d or forever")
-    return float(found[1]) * unit
-
-
-def parse_mode(value: object) -> int:
-    """Return a file mode from octal text such as `0600`.
-
-    Errors: ValueError saying what is accepted; a decimal 600 is refused, it would mean something else.
-    """
-    if isinstance(value, str) and re.fullmatch(r"(0o)?[0-7]{3,4}", value):
-        value = int(value.removeprefix("0o"), 8)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0o600 <= value <= 0o777:
-        raise ValueError('expected an octal file mode in text, "0600" to "0777"')
-    return value
 
 
 def _not_empty(path: Path) -> Path:
@@ -106,6 +43,10 @@ def _stored_tier(tier: Tier) -> Tier:
     return tier
 
 
+def _words(value: object) -> object:
+    return shlex.split(value) if isinstance(value, str) else value
+
+
 def _auto_or_bytes(value: object) -> object:
     return value if value == "auto" else parse_bytes(value)
 
@@ -115,6 +56,7 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 AutoBytes = Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 FileMode = Annotated[int, BeforeValidator(parse_mode)]
+Command = Annotated[tuple[str, ...], BeforeValidator(_words)]
 FilePath = Annotated[Path, AfterValidator(_not_empty)]
 
 
@@ -193,6 +135,20 @@ class SsdSettings(_Section):
     )
 
 
+class EncryptionSettings(_Section):
+    """What of the SSD is encrypted, and where the keys come from; needs the extra `encryption`."""
+
+    enabled: bool = Field(default=False, description="encrypt what is written from now on")
+    key_file: FilePath | None = Field(
+        default=None, description="keys of the tenants, TOML or JSON, mode 0600; read again on SIGHUP"
+    )
+    key_command: Command | None = Field(default=None, description="command that prints the keys instead")
+    unlisted_tenants: Literal["host", "default_key"] = Field(
+        default="host",
+        description="tenants without a key: kept in host memory only, or on SSD by the default key",
+    )
+
+
 class ClassSettings(_Section):
     """A retention class; its name is the key."""
 
@@ -217,6 +173,7 @@ class Settings(_Section):
     server: ServerSettings
     host: HostSettings = HostSettings()
     ssd: SsdSettings
+    encryption: EncryptionSettings = EncryptionSettings()
     classes: dict[str, ClassSettings]
     log: LogSettings = LogSettings()
 
@@ -284,6 +241,10 @@ def broken_relations(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]
     if ssd.capacity_bytes != "auto" and ssd.capacity_bytes < SEGMENTS_MIN * ssd.segment_bytes:
         rule = f"{SEGMENTS_MIN} segments of {ssd.segment_bytes} bytes must fit in, got {ssd.capacity_bytes}"
         yield ("ssd.capacity_bytes", "ssd.segment_bytes"), rule
+    if settings.encryption.key_file is not None and settings.encryption.key_command:
+        yield ("encryption.key_file", "encryption.key_command"), "give one of the two"
+    if settings.encryption.enabled and not has_keys(settings.encryption):
+        yield ("encryption.enabled",), "needs keys: set encryption.key_file or encryption.key_command"
     if server.token.get_secret_value() and server.token_file is not None:
         yield ("server.token", "server.token_file"), "give one of the two"
     if (server.tls_cert is None) != (server.tls_key is None):
@@ -299,6 +260,11 @@ def broken_relations(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]
     for name in settings.classes:
         if not CLASS_NAME.fullmatch(name):
             yield (f"classes.{name}.ttl_seconds",), f"a class is named by {CLASS_NAME.pattern}, got {name!r}"
+
+
+def has_keys(encryption: EncryptionSettings) -> bool:
+    """Say whether there are keys; with encryption off they still serve to read what is encrypted."""
+    return encryption.key_file is not None or bool(encryption.key_command)
 
 
 def has_tokens(server: ServerSettings) -> bool:

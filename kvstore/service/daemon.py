@@ -47,6 +47,7 @@ class Daemon:
         self._supervisor = Supervisor(self._events, on_failure=self._thread_failed)
         self._endpoint: Endpoint | None = None
         self._report: Report | None = None
+        self._reloading: asyncio.Future[None] | None = None
         self._ready_at = 0.0
 
     def run(self) -> int:
@@ -65,7 +66,7 @@ class Daemon:
         self._say(f"kvstore {__version__}, pid {os.getpid()}")
         store = await asyncio.to_thread(Store.open, self._settings, clock=self._clock, events=self._events)
         serving = Serving(store, self._settings, gate=self._gate, about=self._about, clock=self._clock)
-        signals.on_hangup = serving.reload_tokens
+        signals.on_hangup = lambda: self._reload(store, serving)
         try:
             recovery = await asyncio.to_thread(store.recover)
             await serving.start()
@@ -136,6 +137,10 @@ class Daemon:
         serving.remove_socket()
         store.abandon()
         os._exit(EXIT_UNCLEAN)
+
+    def _reload(self, store: Store, serving: Serving) -> None:
+        serving.reload_tokens()
+        self._reloading = asyncio.ensure_future(asyncio.to_thread(store.reload_keys))
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         # The loop goes on: what broke here served one client, and its session ends by itself.

@@ -12,17 +12,25 @@ from pathlib import Path
 from kvstore.clock import Clock
 from kvstore.core.ladder import Ladder
 from kvstore.core.limits import Limits
-from kvstore.errors import KVStoreError, TierUnavailable
+from kvstore.errors import KVStoreError, SettingsError, TierUnavailable
 from kvstore.events import Events
 from kvstore.locks import ClientLocks
 from kvstore.machine import Machine, Mount
 from kvstore.service.listen import prepare_socket
 from kvstore.service.report import bytes_text
-from kvstore.settings import SEGMENTS_MIN, HostSettings, Settings, SsdSettings
+from kvstore.settings import (
+    SEGMENTS_MIN,
+    EncryptionSettings,
+    HostSettings,
+    Settings,
+    SsdSettings,
+    has_keys,
+)
 from kvstore.tiers.base import RecoveryReport
 from kvstore.tiers.fs import FileSystem, OsFileSystem
 from kvstore.tiers.host import HostArena, default_arena_bytes, remove_leftovers
 from kvstore.tiers.ssd import DirectoryLock, SsdTier
+from kvstore.tiers.ssd.crypto_keys import KeyRing, read_table
 
 _log = logging.getLogger(__name__)
 AUTO_CAPACITY_SHARE = 0.8
@@ -41,6 +49,7 @@ class Store:
     arena: HostArena
     locks: ClientLocks
     ssd: SsdTier | None
+    keys: KeyRing | None
     socket: Path
     boot_id: int
     events: Events
@@ -65,7 +74,8 @@ class Store:
             locks = _create_locks(socket, settings.host)
             stack.callback(locks.close)
             capacity = _capacity(settings.ssd, fs) if settings.ssd.enabled else 0
-            ssd = _open_ssd(settings.ssd, fs, clock, events, capacity) if settings.ssd.enabled else None
+            keys = open_keys(settings.encryption) if settings.ssd.enabled else None
+            ssd = _open_ssd(settings.ssd, fs, clock, events, capacity, keys) if settings.ssd.enabled else None
             ladder = Ladder(
                 host=arena,
                 ssd=ssd,
@@ -81,6 +91,7 @@ class Store:
                 arena=arena,
                 locks=locks,
                 ssd=ssd,
+                keys=keys,
                 socket=socket,
                 boot_id=boot_id,
                 events=events,
@@ -96,6 +107,27 @@ class Store:
             _log.info("recovered", extra={**fields, "rebuilt": report.rebuilt, "seconds": report.seconds})
         self.arena.start_prefault(self._prefault_failed)
         return report
+
+    def reload_keys(self) -> None:
+        """Read the keys again and forget whose key was shredded, in host memory too; an error keeps the old.
+
+        Threads: never on the event loop.
+        """
+        if self.keys is None:
+            return
+        try:
+            found = self.keys.reload()
+        except SettingsError as error:
+            self.events.add("kvstore_key_reload_failures_total")
+            _log.error("keys not reloaded", extra={"cause": str(error)})
+            return
+        forgotten = 0
+        for namespace in self.ladder.namespaces():
+            if self.keys.owner_of(namespace.tenant) in found.shredded:
+                forgotten += self.ladder.delete(namespace.fingerprint, None)
+        _log.info(
+            "keys reloaded", extra={"added": found.added, "gone": found.gone, "blocks_forgotten": forgotten}
+        )
 
     def _prefault_failed(self, error: BaseException) -> None:
         # Logged where it happened. Untouched memory is slower at its first use, not wrong.
@@ -199,7 +231,24 @@ def _stored_bytes(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.glob("*.seg")) if folder.is_dir() else 0
 
 
-def _open_ssd(ssd: SsdSettings, fs: FileSystem, clock: Clock, events: Events, capacity: int) -> SsdTier:
+def open_keys(encryption: EncryptionSettings) -> KeyRing | None:
+    """Return the keys at hand, None where no source of keys is set.
+
+    Errors: SettingsError.
+    """
+    if not has_keys(encryption):
+        return None
+    file, command = encryption.key_file, encryption.key_command or ()
+    return KeyRing(
+        lambda: read_table(key_file=file, key_command=command),
+        encrypts=encryption.enabled,
+        shares_default=encryption.unlisted_tenants == "default_key",
+    )
+
+
+def _open_ssd(
+    ssd: SsdSettings, fs: FileSystem, clock: Clock, events: Events, capacity: int, keys: KeyRing | None
+) -> SsdTier:
     return SsdTier(
         ssd.path,
         fs=fs,
@@ -210,6 +259,7 @@ def _open_ssd(ssd: SsdSettings, fs: FileSystem, clock: Clock, events: Events, ca
         queue_bytes_max=ssd.write_queue_bytes,
         segment_bytes_max=ssd.segment_bytes,
         scrub_bytes_per_second=ssd.scrub_bytes_per_second,
+        keys=keys,
     )
 
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import SettingsError
+from kvstore.quantities import GIB, MIB, parse_bytes, parse_mode, parse_seconds
 from kvstore.retention import SHIPPED_CLASSES
-from kvstore.settings import GIB, MIB, Loaded, known_keys, load, parse_bytes, parse_mode, parse_seconds
+from kvstore.settings import Loaded, known_keys, load
 from kvstore.types import Tier, TtlMode
 
 HOME = {"XDG_RUNTIME_DIR": "/run/user/1", "XDG_STATE_HOME": "/home/u/state", "HOME": "/home/u"}
@@ -175,11 +176,20 @@ def test_a_secret_is_never_shown(tmp_path: Path) -> None:
         ([("ssd.capacity_bytes", "8MiB"), ("ssd.segment_bytes", "8MiB")], ["4 segments", "got 8388608"]),
         ([("host.arena_bytes", "4KiB")], ["at least 4194304", "got 4096"]),
         ([("server.metrics_address", "nine")], ["expected host:port"]),
+        ([("encryption.enabled", "true")], ["needs keys", "encryption.key_file"]),
+        ([("encryption.key_file", "/k"), ("encryption.key_command", "k")], ["one of the two"]),
     ],
 )
 def test_settings_that_contradict_each_other(flags: list[tuple[str, object]], words: list[str]) -> None:
     text = flag_complaint(*flags)
     assert all(word in text for word in words), text
+
+
+def test_a_command_is_words_or_a_line() -> None:
+    assert flagged(("encryption.key_command", "vault get 'a b'")).settings.encryption.key_command == (
+        "vault", "get", "a b",
+    )  # fmt: skip
+    assert flagged(("encryption.key_command", ["a", "b"])).settings.encryption.key_command == ("a", "b")
 
 
 def test_what_may_be_set_is_frozen() -> None:
@@ -196,6 +206,7 @@ def test_every_setting_is_described_and_printed() -> None:
     for section in (
         type(result.settings.ssd),
         type(result.settings.server),
+        type(result.settings.encryption),
         type(result.settings.classes["agent"]),
     ):
         assert all(info.description for info in section.model_fields.values())

@@ -11,8 +11,9 @@ import pytest
 from kvstore.clock import ManualClock
 from kvstore.errors import InvalidArgument, KVStoreError, TierUnavailable
 from kvstore.events import Events
+from kvstore.quantities import MIB
 from kvstore.service.store import Store
-from kvstore.settings import MIB, Settings, load
+from kvstore.settings import Settings, load
 
 
 @pytest.fixture
