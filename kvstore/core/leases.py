@@ -12,6 +12,7 @@ from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.limits import Limits
 from kvstore.core.loads import Load, Loads
 from kvstore.core.matching import Found, Item, extents, tier_runs
+from kvstore.core.shares import Share
 from kvstore.errors import InvalidArgument, LeaseExpired, Overloaded
 from kvstore.types import HASH_BYTES, LEASE_SECONDS_MAX, MissReason, ReleaseOutcome, Tier
 
@@ -96,6 +97,7 @@ class LeaseTable:
         self._leases: dict[int, Lease] = {}
         self._owners: dict[tuple[bytes, str], Lease] = {}
         self._deadlines: list[tuple[float, int]] = []
+        self._share = Share("leases", limit=limits.session_leases_max)
 
     def frozen(self, state: NamespaceState, request: MatchRequest) -> Lease | None:
         """Return the living lease of the same owner whose blocks start this request: its answer stands."""
@@ -111,6 +113,9 @@ class LeaseTable:
         """
         if len(self._leases) >= self._limits.leases_max:
             raise Overloaded(f"leases: {len(self._leases)} are held, the limit is {self._limits.leases_max}")
+        self._share.check(request.session)
+        if request.load:
+            self._loads.check(request.session)
         seconds = checked_seconds(request.lease_seconds)
         name = self._catalog.retention.held_by(request.retention_class or self._class_of(found)).name
         lease = Lease(
@@ -128,6 +133,7 @@ class LeaseTable:
         for item in lease.all_items:
             self._catalog.hold(item.frame, item.start + item.count)
         self._leases[lease.number] = lease
+        self._share.take(lease.session)
         heapq.heappush(self._deadlines, (lease.deadline, lease.number))
         if request.owner:
             self._owners.setdefault((state.fingerprint, request.owner), lease)
@@ -142,7 +148,9 @@ class LeaseTable:
         if not lease.loading:
             lease.loading = True
             for item in lease.all_items:
-                lease.waiting += self._loads.want(item.frame, item.start, item.count, lease, urgent=True)
+                lease.waiting += self._loads.want(
+                    item.frame, item.start, item.count, lease, urgent=True, session=lease.session
+                )
 
     def answer(self, lease: Lease, *, monotonic: float) -> MatchAnswer:
         """Return the reply to the match that took this lease."""
@@ -245,9 +253,10 @@ class LeaseTable:
 
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.number]
+        self._share.give(lease.session)
         if self._owners.get((lease.state.fingerprint, lease.owner)) is lease:
             del self._owners[(lease.state.fingerprint, lease.owner)]
-        self._loads.leave(lease)
+        self._loads.leave(lease, among=[load for i in lease.all_items for load in i.frame.loads.values()])
         lease.listeners.clear()
         for item in lease.all_items:
             self._catalog.unhold(item.frame, item.start + item.count)

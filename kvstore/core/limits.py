@@ -11,15 +11,22 @@ MIB = 1 << 20
 class Limits:
     """Upper bounds; reaching one is an explicit outcome and a counter, never a stall.
 
-    Nobody waits longer than `load_seconds_max` and `write_seconds_max` for a disk that hangs. Units: bytes
-    and counts as named; `ssd_capacity_bytes` 0 means that the tier's own limit is the only one.
+    `session_` limits are of one client: its share of what all need. What it has reserved, quarantine
+    included, is at most `session_reserved_share` of the arena.
+    Nobody waits longer than `load_seconds_max` and `write_seconds_max` for a disk that hangs.
+    Units: bytes and counts as named; `ssd_capacity_bytes` 0 means that the tier's own limit is the only one.
     """
 
     keys_max: int = 65536
     leases_max: int = 65536
     reservations_max: int = 4096
     prefetches_max: int = 1024
+    session_leases_max: int = 8192
+    session_reservations_max: int = 1024
+    session_reserved_share: float = 0.75
+    session_loads_max: int = 16384
     namespaces_max: int = 1024
+    roots_max: int = 4096
     write_queue_bytes_max: int = 256 * MIB
     loads_in_flight_max: int = 16
     load_bytes: int = 1 * MIB

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from kvstore.api import U32Array
+from kvstore.api import NO_SESSION, U32Array
 from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Frame
 from kvstore.core.limits import Limits
+from kvstore.core.shares import FairQueue
+from kvstore.errors import Overloaded
 from kvstore.tiers.base import FrameRead, ReadResult
 from kvstore.types import DIGEST_BYTES, HASH_BYTES, MissReason, key_at
 
@@ -32,35 +33,56 @@ class Load:
         "frame",
         "overdue",
         "pending",
+        "queue",
         "results",
+        "session",
         "since",
         "slots",
         "start",
-        "submitted",
         "waiters",
     )
 
-    def __init__(self, frame: Frame, start: int, count: int) -> None:
+    def __init__(self, frame: Frame, start: int, count: int, *, session: int) -> None:
         self.frame = frame
         self.start = start
         self.count = count
         self.waiters: list[Waiter] = []
-        self.submitted = False
+        self.session = session
+        self.queue: FairQueue[Load] | None = None
         self.slots: tuple[U32Array, ...] = ()
         self.results: list[ReadResult] = []
         self.pending = 0
         self.since = 0.0
         self.overdue = False
 
+    @property
+    def submitted(self) -> bool:
+        """Say whether the read is under way."""
+        return bool(self.slots)
+
+    def enter(self, queue: FairQueue[Load], *, session: int) -> None:
+        """Wait in a queue, in the turn of a session, and no longer where it waited before."""
+        self.quit()
+        self.queue, self.session = queue, session
+        queue.append(self, session=session)
+
+    def quit(self) -> None:
+        """Wait no more."""
+        if self.queue is not None:
+            self.queue.remove(self, session=self.session)
+            self.queue = None
+
 
 class Loads:
-    """The queue of loads. The ladder asks for the next ones and reports what came of them."""
+    """The queues of loads: fetches before prefetches, and sessions in turn. The ladder asks for the next ones
+    and reports what came of them.
+    """
 
     def __init__(self, catalog: Catalog, limits: Limits) -> None:
         self._catalog = catalog
         self._limits = limits
-        self._urgent: deque[Load] = deque()
-        self._ahead: deque[Load] = deque()
+        self._urgent: FairQueue[Load] = FairQueue()
+        self._ahead: FairQueue[Load] = FairQueue()
         self._under_way: dict[Load, None] = {}
         self._overdue = 0
         self._has_progress = False
@@ -71,7 +93,25 @@ class Loads:
         """Loads that the tier has at hand."""
         return len(self._under_way)
 
-    def want(self, frame: Frame, start: int, count: int, waiter: Waiter, *, urgent: bool) -> int:
+    def check(self, session: int) -> None:
+        """Let a session queue more.
+
+        Errors: Overloaded when enough of its loads wait already.
+        """
+        queued, limit = self._urgent.queued(session), self._limits.session_loads_max
+        if session != NO_SESSION and queued >= limit:
+            raise Overloaded(f"session {session}: the limit is {limit} waiting loads, {queued} wait")
+
+    def want(
+        self,
+        frame: Frame,
+        start: int,
+        count: int,
+        waiter: Waiter,
+        *,
+        urgent: bool,
+        session: int = NO_SESSION,
+    ) -> int:
         """Make blocks [start, start + count) come to host, joining loads that are under way; returns how
         many loads it waits for.
         """
@@ -87,14 +127,21 @@ class Loads:
             load = frame.loads.get(index)
             if load is None:
                 load = self._new_load(frame, index, start, mask, per_load)
-                (self._urgent if urgent else self._ahead).append(load)
-            elif urgent and not load.submitted and load in self._ahead:
-                self._ahead.remove(load)
-                self._urgent.append(load)
+                load.enter(self._urgent if urgent else self._ahead, session=session)
+            elif urgent and self._hurries(load, session):
+                load.enter(self._urgent, session=session)
             load.waiters.append(waiter)
             joined += 1
             index = load.start + load.count
         return joined
+
+    def _hurries(self, load: Load, session: int) -> bool:
+        """Say whether a load gets its turn sooner in the queue of a session that asks for it as well."""
+        if load.queue is self._ahead:
+            return True
+        return load.queue is self._urgent and (
+            self._urgent.queued(session) < self._urgent.queued(load.session) - 1
+        )
 
     def _new_load(
         self,
@@ -112,21 +159,23 @@ class Loads:
             and end not in frame.loads
         ):
             end += 1
-        load = Load(frame, index, end - index)
+        load = Load(frame, index, end - index, session=NO_SESSION)
         for block in range(index, end):
             frame.loads[block] = load
         self._catalog.hold(frame, end)
         return load
 
-    def leave(self, waiter: Waiter) -> None:
-        """A waiter lost interest: loads that nobody waits for and that are not under way are dropped."""
-        for queue in (self._urgent, self._ahead):
-            for load in list(queue):
-                if waiter in load.waiters:
-                    load.waiters = [w for w in load.waiters if w is not waiter]
-                    if not load.waiters:
-                        queue.remove(load)
-                        self._close(load)
+    def leave(self, waiter: Waiter, *, among: Iterable[Load] | None = None) -> None:
+        """A waiter lost interest: loads that nobody waits for and that are not under way are dropped.
+
+        `among` are the loads that it can be waiting for, by default all.
+        """
+        for load in list(dict.fromkeys((*self._urgent, *self._ahead) if among is None else among)):
+            if load.queue is not None and waiter in load.waiters:
+                load.waiters = [w for w in load.waiters if w is not waiter]
+                if not load.waiters:
+                    load.quit()
+                    self._close(load)
 
     def next(self) -> list[tuple[Load, list[FrameRead]]]:
         """Return loads to submit now, slots in hand; those without room fail as throttled."""
@@ -134,13 +183,13 @@ class Loads:
         room = self._limits.loads_in_flight_max + self._overdue
         while (self._urgent or self._ahead) and self.in_flight < room:
             load = (self._urgent or self._ahead).popleft()
+            load.queue = None
             if load.frame.dead or load.frame.location is None:
                 key = key_at(load.frame.keys, load.start)
                 self._finish(load, 0, self._catalog.ledger.reason(key))
             elif not self._allocate(load):
                 self._finish(load, 0, MissReason.THROTTLED)
             else:
-                load.submitted = True
                 self._under_way[load] = None
                 ready.append((load, self._reads(load)))
         return ready
@@ -189,10 +238,8 @@ class Loads:
                 load.overdue = True
                 self._tell(load, 0, MissReason.TIER_DOWN)
         if monotonic - self._progress_at >= self._limits.load_seconds_max:
-            queued = [*self._urgent, *self._ahead]
-            self._urgent.clear()
-            self._ahead.clear()
-            for load in queued:
+            for load in dict.fromkeys((*self._urgent, *self._ahead)):
+                load.quit()
                 self._finish(load, 0, MissReason.TIER_DOWN)
 
     def finished(self, load: Load, results: Sequence[ReadResult]) -> None:

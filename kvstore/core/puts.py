@@ -89,13 +89,14 @@ class PendingPut:
 
 @dataclass(slots=True)
 class Reservation:
-    """One writer's share of a put: its parts, its client, its deadline."""
+    """One writer's share of a put: its parts, its client, its deadline, the arena pages it holds."""
 
     number: int
     put: PendingPut
     parts: list[int]
     session: int
     deadline: float
+    pages: int
 
 
 class PutChecks:

@@ -25,6 +25,8 @@ from kvstore.core.puts import (
     outcome_runs,
     reserved_extents,
 )
+from kvstore.core.quarantine import Quarantine
+from kvstore.core.shares import Share
 from kvstore.core.writeback import WriteBack
 from kvstore.errors import LeaseExpired, Overloaded
 from kvstore.tiers.base import FrameKind
@@ -55,13 +57,15 @@ class Putting:
         self._writeback = writeback
         self._limits = limits
         self._new_number = new_number
-        self._client_alive = client_alive
         self._checks = PutChecks(limits)
         self._presence = Presence(catalog)
         self._reservations: dict[int, Reservation] = {}
         self._puts: dict[tuple[bytes, bytes], PendingPut] = {}
         self._remembered: OrderedDict[int, Published] = OrderedDict()
-        self._quarantine: dict[int, tuple[int, list[U32Array]]] = {}
+        usable = catalog.slabs.usable_pages
+        self._count = Share("reservations", limit=limits.session_reservations_max)
+        self._pages = Share("reserved pages", limit=int(usable * limits.session_reserved_share))
+        self._quarantine = Quarantine(catalog, self._pages, client_alive=client_alive)
 
     # Reserve
 
@@ -78,9 +82,12 @@ class Putting:
                 f"reservations: {len(self._reservations)} are open, "
                 f"the limit is {self._limits.reservations_max}"
             )
+        self._count.check(request.session)
+        self._pages.check(request.session)
         put = self._join_or_start(state, request, pieces, monotonic=monotonic, now=now)
         fresh = [self._add_part(put, piece, now=now) for piece in pieces]
-        self._allocate(put, fresh)
+        pages = sum(part.mask * np.int64(part.data.part.stride_pages) for part in fresh)
+        self._allocate(put, fresh, room=self._pages.leading(request.session, np.asarray(pages)))
         outcomes = self._outcomes(put, fresh)
         if not any(part.mask.any() for part in fresh):
             for part in fresh:
@@ -147,10 +154,9 @@ class Putting:
         put.parts[piece.part] = put_part
         return put_part
 
-    def _allocate(self, put: PendingPut, fresh: list[PutPart]) -> None:
-        room = put.count
+    def _allocate(self, put: PendingPut, fresh: list[PutPart], *, room: int) -> None:
         for part in fresh:
-            places = np.flatnonzero(part.mask)
+            places = np.flatnonzero(part.mask[:room])
             slots = self._catalog.allocate(len(places), part.data.part)
             part.data.slots[places[: len(slots)]] = slots
             if len(slots) < len(places):
@@ -185,10 +191,12 @@ class Putting:
         monotonic: float,
     ) -> ReserveAnswer:
         number = self._new_number()
-        reservation = Reservation(
-            number, put, [part.data.part.index for part in fresh], session, put.deadline
-        )
+        pages = sum(int(part.mask.sum()) * part.data.part.stride_pages for part in fresh)
+        parts = [part.data.part.index for part in fresh]
+        reservation = Reservation(number, put, parts, session, put.deadline, pages)
         self._reservations[number] = reservation
+        self._count.take(session)
+        self._pages.take(session, pages)
         put.put_id = put.put_id or b"#" + number.to_bytes(8, "little")
         self._puts[(put.state.fingerprint, put.put_id)] = put
         put.writers += 1
@@ -226,7 +234,8 @@ class Putting:
             self._catalog.free_slots(surplus[surplus != 0])
             part.data.slots[request.blocks :] = 0
             part.mask[request.blocks :] = False
-        del self._reservations[reservation.number]
+        self._over(reservation)
+        self._pages.give(reservation.session, reservation.pages)
         put.writers -= 1
         result = self._publish(put, reservation, now=now) if put.complete else self._pending(put, reservation)
         self._remember(reservation.number, result)
@@ -353,17 +362,20 @@ class Putting:
 
     def abort(self, number: int) -> bool:
         """The writer gives up and touches its slots no more: they are free at once, quarantined ones too."""
-        quarantined = self._quarantine.pop(number, None)
-        if quarantined is not None:
-            for slots in quarantined[1]:
-                self._catalog.free_slots(slots)
+        if self._quarantine.free(number):
             return True
-        reservation = self._reservations.pop(number, None)
+        reservation = self._reservations.get(number)
         if reservation is None:
             return False
+        self._over(reservation)
+        self._pages.give(reservation.session, reservation.pages)
         for slots in self._withdraw(reservation):
             self._catalog.free_slots(slots)
         return True
+
+    def _over(self, reservation: Reservation) -> None:
+        del self._reservations[reservation.number]
+        self._count.give(reservation.session)
 
     def _withdraw(self, reservation: Reservation) -> list[U32Array]:
         """Take a reservation's parts out of its put and return their slots; a put that misses parts for
@@ -399,12 +411,14 @@ class Putting:
         self._catalog.events.add("kvstore_puts_incomplete_total")
 
     def _end(self, reservation: Reservation) -> None:
-        del self._reservations[reservation.number]
+        self._over(reservation)
         slots = self._withdraw(reservation)
         self._catalog.events.add("kvstore_reservations_expired_total")
         outcome = (OutcomeRun(PutOutcome.EXPIRED, reservation.put.count),)
         self._remember(reservation.number, Published(outcome, []))
-        self._quarantine[reservation.number] = (reservation.session, slots)
+        self._quarantine.put(
+            reservation.number, session=reservation.session, slots=slots, pages=reservation.pages
+        )
 
     def end_session(self, session: int) -> None:
         """A client is gone: its reservations end now."""
@@ -413,22 +427,13 @@ class Putting:
         self.sweep_quarantine()
 
     def sweep_quarantine(self) -> None:
-        """Free the slots of clients that are dead for certain; each client is asked after once."""
-        dead = {
-            session
-            for session in {session for session, _ in self._quarantine.values()}
-            if session and not self._client_alive(session)
-        }
-        for number, (session, slots) in list(self._quarantine.items()):
-            if session in dead:
-                del self._quarantine[number]
-                for piece in slots:
-                    self._catalog.free_slots(piece)
+        """Free the slots of clients that are dead for certain."""
+        self._quarantine.sweep()
 
     @property
     def quarantined_slots(self) -> int:
         """Slots that wait until their writer is certainly gone."""
-        return sum(len(piece) for _, slots in self._quarantine.values() for piece in slots)
+        return self._quarantine.slots
 
     def __len__(self) -> int:
         return len(self._reservations)
