@@ -66,7 +66,7 @@ class Wiring:
         self._retention = Retention(classes, SteadyWall(clock))
         self._catalog = Catalog(
             memory=host,
-            policy=policy or ExactLru(),
+            policy=ExactLru() if policy is None else policy,
             retention=self._retention,
             ledger=DepartedLedger(self._limits.ledger_entries),
             events=events,
@@ -90,6 +90,11 @@ class Wiring:
             self._catalog, self._leases, self._prefetches, self._putting, self._writeback, self._loads
         )
         self._draining = False
+
+    @property
+    def catalog(self) -> Catalog:
+        """The structures themselves, for the simulator, which lets time pass between decisions."""
+        return self._catalog
 
     @contextmanager
     def _decision(self) -> Iterator[None]:
