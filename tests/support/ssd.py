@@ -26,6 +26,7 @@ def open_ssd(
     segment_bytes_max: int = 8 * MIB,
     index_bytes_max: int = 64 * MIB,
     seed: int = 0,
+    scrub_bytes_per_second: int = 0,
     keys: KeyRing | None = None,
 ) -> SsdTier:
     """Return a tier that is not yet recovered; random ids come from the seed and from what is on disk."""
@@ -41,6 +42,7 @@ def open_ssd(
         segment_bytes_max=segment_bytes_max,
         entropy=source.randbytes,
         index_bytes_max=index_bytes_max,
+        scrub_bytes_per_second=scrub_bytes_per_second,
         keys=keys,
     )
 

@@ -22,6 +22,8 @@ ERRORS_MAX = 3
 WINDOW_SECONDS = 60.0
 HANG_SECONDS = 10.0
 """A call that has not returned for so long hangs: what could wait for the disk is refused instead."""
+SEEN_MIN = 2
+"""As often it must have been found under way: this process may have been stopped, or its clock have leapt."""
 LOG_SECONDS = 10.0
 """Errors of one operation are counted each, and logged once in this time."""
 ERRORS_METRIC = "kvstore_ssd_errors_total"
@@ -49,6 +51,16 @@ class _Full:
     need_bytes: int
 
 
+@dataclass(slots=True)
+class _Call:
+    """A call to the disk that is under way; `seen` is how often the watch has found it so."""
+
+    operation: str
+    started: float
+    wall: float
+    seen: int = 0
+
+
 class Health:
     """What is known of a disk. After ERRORS_MAX errors within the window it is read-only for as long.
 
@@ -67,7 +79,7 @@ class Health:
         self._read_only_since = 0.0
         self._last_error = ""
         self._full: _Full | None = None
-        self._under_way: dict[int, tuple[str, float, float]] = {}
+        self._under_way: dict[int, _Call] = {}
         self._tickets = itertools.count()
         self._failed: set[str] = set()
         self._notes: dict[str, str] = {}
@@ -130,7 +142,7 @@ class Health:
     def watching(self, operation: str) -> Iterator[None]:
         """Know of a call that may hang while it is under way."""
         ticket = next(self._tickets)
-        self._under_way[ticket] = (operation, self._clock.monotonic(), self._clock.wall())
+        self._under_way[ticket] = _Call(operation, self._clock.monotonic(), self._clock.wall())
         try:
             yield
         finally:
@@ -138,14 +150,23 @@ class Health:
 
     def hanging(self, *operations: str) -> tuple[str, float]:
         """Return (why, since which wall time) when a call, or one of these, hangs, else ("", 0)."""
-        calls = [call for call in list(self._under_way.values()) if not operations or call[0] in operations]
+        calls = [
+            call
+            for call in list(self._under_way.values())
+            if call.seen >= SEEN_MIN and (not operations or call.operation in operations)
+        ]
         if not calls:
             return "", 0.0
-        operation, started, wall = min(calls, key=lambda call: call[1])
-        seconds = self._clock.monotonic() - started
+        call = min(calls, key=lambda call: call.started)
+        seconds = self._clock.monotonic() - call.started
         if seconds < HANG_SECONDS:
             return "", 0.0
-        return f"the disk hangs: {operation} has not returned for {seconds:.0f} s", wall
+        return f"the disk hangs: {call.operation} has not returned for {seconds:.0f} s", call.wall
+
+    def look(self) -> None:
+        """Take a look at what is under way; once a second."""
+        for call in list(self._under_way.values()):
+            call.seen += 1
 
     def count(self, operation: str, error: Exception) -> None:
         """Count an error, and log it unless one like it was logged a moment ago."""

@@ -319,6 +319,7 @@ class SsdTier:
 
     def refuse_if_it_hangs(self) -> None:
         """Refuse queued writes and answer queued reads when calls to the disk do not return."""
+        self._health.look()
         hangs, _ = self._health.hanging()
         if hangs:
             self._queue.refuse(hangs)
