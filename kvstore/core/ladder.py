@@ -79,8 +79,15 @@ class Ladder(Oversight):
         with self._decision():
             state = self._catalog.namespaces[namespace.fingerprint]
             if root:
+                self._check_roots(state, root)
                 state.runs.declare(root)
             return OpenAnswer(fingerprint=namespace.fingerprint, siblings=self._siblings(namespace))
+
+    def _check_roots(self, state: NamespaceState, root: bytes) -> None:
+        """Bound what stays for good: one root per tenant secret, so more than a few are a mistake."""
+        declared, limit = state.runs.declared, self._limits.roots_max
+        if root not in declared and len(declared) >= limit:
+            raise Overloaded(f"open: the limit is {limit} chain roots of a namespace, got one more")
 
     def _register(self, namespace: Namespace) -> None:
         fingerprint = namespace.fingerprint

@@ -69,6 +69,7 @@ class WriteBack:
                 continue
             self._catalog.hold(frame, frame.count)
             self.in_flight_bytes += size
+            self._has_progress |= not self._in_flight  # waiting begins with the first of them
             self._in_flight[frame] = None
             ready.append((frame, self._write(frame)))
         return ready
