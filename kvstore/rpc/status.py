@@ -23,6 +23,8 @@ from kvstore.errors import (
 from kvstore.rpc.channel import ERROR_METADATA
 from kvstore.rpc.v1 import data_pb2 as pb
 
+TEXT_CHARACTERS_MAX = 4000
+
 
 class StatusRow(NamedTuple):
     """How one kind of error travels."""
@@ -64,7 +66,13 @@ def error_to_wire(error: BaseException) -> pb.Error:
     row = _row_of(error)
     text = str(error) if isinstance(error, KVStoreError) else f"{type(error).__name__}: {error}"
     after = error.retry_after_ms if isinstance(error, Overloaded) else 0
-    return pb.Error(code=row.code, message=text, retry_after_ms=after)
+    return pb.Error(code=row.code, message=_printable(text), retry_after_ms=after)
+
+
+def _printable(text: str) -> str:
+    """Return a text that the wire can carry: what a stranger sent may be quoted in it, surrogates and all."""
+    shown = text.encode(errors="backslashreplace").decode()
+    return shown if len(shown) <= TEXT_CHARACTERS_MAX else shown[:TEXT_CHARACTERS_MAX] + "..."
 
 
 def error_from_wire(message: pb.Error) -> KVStoreError:

@@ -31,6 +31,7 @@ from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import TRUSTED, Caller
 from kvstore.service.landing import Announced, Landing, merged
 from kvstore.service.limits import Budget
+from kvstore.service.parsing import Malformed
 from kvstore.service.verbs import Verbs
 from kvstore.types import AckTier
 
@@ -107,11 +108,14 @@ class Framed:
     async def _next_message(self, requests: AsyncIterator[pb.PutRequest]) -> pb.PutRequest | None:
         try:
             async with asyncio.timeout(self._idle):
-                return await anext(requests, None)
+                request: pb.PutRequest | Malformed | None = await anext(requests, None)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"put: the limit is {self._idle:g} s without a message, nothing arrived"
             ) from None
+        if isinstance(request, Malformed):
+            raise request.error()
+        return request
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)

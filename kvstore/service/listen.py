@@ -18,6 +18,7 @@ from kvstore.errors import PermissionRefused, SettingsError, TierUnavailable
 from kvstore.events import Events
 from kvstore.rpc.channel import SERVER_OPTIONS
 from kvstore.rpc.status import error_metadata
+from kvstore.service.parsing import ParseCheck
 from kvstore.service.tokens import Role, Tokens
 from kvstore.settings import ServerSettings, split_address
 
@@ -202,4 +203,4 @@ def new_server(settings: ServerSettings, *, check: TokenCheck | None = None) -> 
     if check is not None:
         sizes["grpc.max_concurrent_streams"] = CONNECTION_CALLS_MAX
     options = [*(dict(SERVER_OPTIONS) | sizes).items()]
-    return grpc.aio.server(options=options, interceptors=[check] if check else None)
+    return grpc.aio.server(options=options, interceptors=[*([check] if check else []), ParseCheck()])

@@ -24,6 +24,7 @@ from kvstore.rpc import wire
 from kvstore.rpc.channel import PROTOCOL
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import TRUSTED, Caller
+from kvstore.service.parsing import Malformed
 from kvstore.service.verbs import Verbs, leaves_loop
 
 _log = logging.getLogger(__name__)
@@ -84,6 +85,8 @@ class Session:
             while isinstance(request := await self._read(), pb.SessionRequest):
                 await self._receive(request)
                 await self._flush()
+            if isinstance(request, Malformed):
+                raise request.error()
         except asyncio.CancelledError:
             if not self._cut:
                 raise

@@ -83,3 +83,9 @@ def test_a_bare_status_means_something(code: grpc.StatusCode, kind: type[errors.
 def test_a_bare_rpc_error_and_an_unknown_code_are_internal() -> None:
     assert type(status.error_from_call(grpc.RpcError("x"))) is errors.KVStoreError
     assert type(status.error_from_wire(pb.Error(code=77))) is errors.KVStoreError  # type: ignore[arg-type]
+
+
+def test_what_a_stranger_sent_may_be_quoted() -> None:
+    message = status.error_to_wire(errors.InvalidArgument("version \ud800 is unknown"))
+    assert message.message == "version \\ud800 is unknown"
+    assert len(status.error_to_wire(errors.InvalidArgument("x" * 100_000)).message) == 4003

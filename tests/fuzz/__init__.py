@@ -1,0 +1,1 @@
+"""Calls that no client of ours would make."""
