@@ -254,7 +254,7 @@ class Loads:
         self._install(load, results, good)
         for slots in load.slots:
             self._catalog.free_slots(slots[good:])
-        if reason is MissReason.CORRUPT:
+        if reason in (MissReason.CORRUPT, MissReason.DELETED):
             self._catalog.drop_block(load.frame, load.start + good, reason)
         self._finish(load, good, reason)
 

@@ -123,7 +123,7 @@ def _check_ssd(
     for start in range(0, frame.count, step):
         count = min(step, frame.count - start)
         keys = frame.keys[start * HASH_BYTES : (start + count) * HASH_BYTES]
-        good, detail = count, ""
+        good, detail, reason = count, "", MissReason.CORRUPT
         for position, part in enumerate(frame.parts):
             with decision():
                 slots = catalog.allocate(count, part)
@@ -137,10 +137,13 @@ def _check_ssd(
                 with decision():
                     catalog.free_slots(slots)
             if result.good < len(slots) and result.good < good:
-                good, detail = result.good, result.detail or str(result.reason)
+                good, reason = result.good, result.reason or MissReason.CORRUPT
+                detail = result.detail or str(reason)
         faults: tuple[VerifyFault, ...] = ()
         if good < count:
             faults = (VerifyFault(frame.fingerprint, key_at(frame.keys, start + good), TierName.SSD, detail),)
-            with decision():
-                catalog.drop_block(frame, start + good, MissReason.CORRUPT)
+            # What cannot be read now, for want of a disk or a key, may be read again.
+            if reason in (MissReason.CORRUPT, MissReason.DELETED):
+                with decision():
+                    catalog.drop_block(frame, start + good, reason)
         yield count, faults

@@ -8,18 +8,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 
+import numpy as np
 import pytest
 
+from kvstore import hashing
+from kvstore.api import CommitAnswer, MatchRequest
 from kvstore.clock import ManualClock
 from kvstore.errors import SettingsError
 from kvstore.events import Events
 from kvstore.service.store import Store
-from kvstore.testing.frames import two_part_namespace
 from kvstore.tiers.ssd.crypto_keys import KeyTable, TenantKey, format_keys, tenant_key
+from kvstore.types import AckTier, MissReason, PutOutcome
+from tests.support.driver import check_extents, namespace, put
 from tests.unit.service.test_store import settings
 
-ACME = tenant_key(1, b"\x11" * 32)
+ACME, OTHER = tenant_key(1, b"\x11" * 32), tenant_key(2, b"\x22" * 32)
+WAIT_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -28,9 +34,10 @@ def place() -> Iterator[Path]:
         yield Path(name)
 
 
-def put_keys(path: Path, *keys: TenantKey) -> None:
+def put_keys(path: Path, *keys: TenantKey, other: TenantKey | None = None) -> None:
     path.touch(mode=0o600)
-    path.write_text(format_keys(KeyTable({"acme": keys}), as_toml=True))
+    tenants = {"acme": keys} | ({"other": (other,)} if other is not None else {})
+    path.write_text(format_keys(KeyTable(tenants), as_toml=True))
 
 
 def encrypted(place: Path) -> Store:
@@ -62,23 +69,95 @@ def test_a_reload_that_fails_keeps_the_old_keys(place: Path) -> None:
     store.close(deadline_seconds=5)
 
 
-def test_a_shredded_tenant_is_forgotten_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Tenant:
+    """A tenant with one chain of blocks that is acknowledged on SSD."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.space = replace(namespace(parts=2), tenant=name)
+        self.root = root = hashing.chain_root(self.space.fingerprint)
+        self.keys = hashing.block_hashes(root, np.arange(32), block_tokens=4)
+        store.ladder.open(self.space, root=root)
+        answers, came = Answers(), Event()
+        answers.came = came
+        put(store.ladder, self.space, root, self.keys, ack=AckTier.SSD, acks=answers)
+        assert came.wait(WAIT_SECONDS)
+        assert [run.outcome for run in answers[0].outcomes] == [PutOutcome.STORED_SSD]
+
+    def match(self, store: Store) -> tuple[int, MissReason | None]:
+        """Match the chain and wait until what there is of it is resident and checked."""
+        loaded = Event()
+        store.ladder.open(self.space, root=self.root)
+        request = MatchRequest(namespace=self.space.fingerprint, keys=self.keys)
+        answer = store.ladder.match(request, lambda progress: loaded.set() if progress.done else None)
+        blocks, reason, extents = answer.blocks, answer.reason, answer.extents
+        if answer.lease and not answer.ready:
+            assert loaded.wait(WAIT_SECONDS)
+            progress = store.ladder.watch(answer.lease)
+            blocks, reason, extents = progress.blocks, progress.reason, progress.extents
+        assert check_extents(store.ladder, self.space, self.keys, extents) == 2 * blocks
+        if answer.lease:
+            store.ladder.release(answer.lease, used=blocks)
+        return blocks, reason
+
+
+class Answers(list[CommitAnswer]):
+    """A list that says when something came."""
+
+    came: Event
+
+    def append(self, answer: CommitAnswer) -> None:
+        super().append(answer)
+        self.came.set()
+
+
+def reopened(place: Path, store: Store) -> Store:
+    """Start again: nothing is in host memory."""
+    store.close(deadline_seconds=5)
+    return encrypted(place)
+
+
+def test_a_shredded_tenant_is_forgotten_at_once(place: Path) -> None:
+    put_keys(place / "keys.toml", ACME, other=OTHER)
+    store = encrypted(place)
+    acme, other = Tenant(store, "acme"), Tenant(store, "other")
+    put_keys(place / "keys.toml", tenant_key(3, b"\x33" * 32), ACME, other=OTHER)
+    store.reload_keys()
+    assert acme.match(store) == (8, None)
+    put_keys(place / "keys.toml", tenant_key(3, b"\x33" * 32), TenantKey(1), other=OTHER)
+    store.reload_keys()
+    assert acme.match(store) == (0, MissReason.DELETED)
+    assert other.match(store) == (8, None)
+    store = reopened(place, store)
+    assert acme.match(store)[0] == 0
+    assert other.match(store) == (8, None)
+    store.close(deadline_seconds=5)
+
+
+def test_what_a_reload_missed_is_forgotten_when_it_is_read(place: Path) -> None:
     put_keys(place / "keys.toml", ACME)
     store = encrypted(place)
-    acme, other = (replace(two_part_namespace(), tenant=tenant) for tenant in ("acme", "other"))
-    for namespace in (acme, other):
-        store.ladder.open(namespace)
-    deleted: list[bytes] = []
+    acme = Tenant(store, "acme")
+    store = reopened(place, store)
+    put_keys(place / "keys.toml", TenantKey(1))
+    assert store.keys is not None
+    store.keys.reload()
+    assert acme.match(store) == (0, MissReason.DELETED)
+    assert store.ladder.match(MatchRequest(namespace=acme.space.fingerprint, keys=acme.keys)).blocks == 0
+    store.close(deadline_seconds=5)
 
-    def delete(namespace: bytes, keys: bytes | None) -> int:
-        deleted.append(namespace)
-        return 0
 
-    monkeypatch.setattr(store.ladder, "delete", delete)
-    put_keys(place / "keys.toml", tenant_key(2, b"\x22" * 32), ACME)
+def test_a_key_that_is_gone_for_a_while_loses_nothing(place: Path) -> None:
+    """Not even to verify: what cannot be read now is reported, and left where it is."""
+    put_keys(place / "keys.toml", ACME)
+    store = encrypted(place)
+    acme = Tenant(store, "acme")
+    store = reopened(place, store)
+    put_keys(place / "keys.toml", OTHER)
     store.reload_keys()
-    assert deleted == []
-    put_keys(place / "keys.toml", tenant_key(2, b"\x22" * 32), TenantKey(1))
+    assert acme.match(store) == (0, MissReason.TIER_DOWN)
+    faults = [fault for step in store.ladder.verify(None) for fault in step.faults]
+    assert "encrypted with key 1, which is missing" in faults[0].detail
+    put_keys(place / "keys.toml", ACME)
     store.reload_keys()
-    assert deleted == [acme.fingerprint]
+    assert acme.match(store) == (8, None)
     store.close(deadline_seconds=5)
