@@ -8,7 +8,7 @@ BIN := .venv/bin
 SOURCES := kvstore engine_adapters tests scripts
 PYTEST_ARGS ?=
 
-.PHONY: help env demo test check unit slow matrix proto format bench clean
+.PHONY: help env demo test check unit slow torture matrix proto format bench clean
 
 help: ## list the goals
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ unit: env ## the tests of the fast stage (PYTEST_ARGS="-k name" to select)
 
 slow: env ## the tests that take longer
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS) || [ $$? = 5 ] # 5: no test is marked so
+
+torture: env ## kill, stop and restart daemon and clients by a plan (SEED=1 SECONDS=60 KILLS=200 CLIENTS=3)
+	$(BIN)/python -m tests.torture --seed $(or $(SEED),1) --seconds $(or $(SECONDS),60) \
+		$(if $(KILLS),--kills $(KILLS)) $(if $(CLIENTS),--clients $(CLIENTS))
 
 matrix: env ## the base install alone, under every generation of protobuf that engines ship
 	scripts/base_matrix.sh
