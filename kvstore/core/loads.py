@@ -190,6 +190,7 @@ class Loads:
             elif not self._allocate(load):
                 self._finish(load, 0, MissReason.THROTTLED)
             else:
+                self._has_progress |= not self._under_way  # waiting begins with the first of them
                 self._under_way[load] = None
                 ready.append((load, self._reads(load)))
         return ready
