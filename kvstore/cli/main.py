@@ -43,6 +43,8 @@ COMMANDS: dict[str, Entry] = {
     "doctor": Entry(
         "doctor", "doctor", "Is this machine fit, does the daemon work, and what to do if not.", JUDGE
     ),
+    "simulate": Entry("simulate", "simulate", "A request trace: its hit rate at a TTL and capacity.", JUDGE),
+    "keys": Entry("keys", "app", "Keys of encrypted tenants: list, rotate, shred.", JUDGE),
     "bench": Entry("bench", "bench", "Measure against honest baselines, with the bars to reach.", JUDGE),
 }
 

@@ -18,9 +18,10 @@ from kvstore.errors import InvalidArgument, TierUnavailable
 from kvstore.namespace import Namespace
 from kvstore.tiers.base import FrameKind
 from kvstore.tiers.fs import OsFileSystem
+from kvstore.tiers.ssd.crypto_keys import KeyRing
 from kvstore.tiers.ssd.directory import LOCK_NAME, DataDirectory, read_namespaces, segment_number
 from kvstore.tiers.ssd.format import FormatError, SegmentHeader, StoredFrame
-from kvstore.tiers.ssd.scan import Found, Piece, Scanner
+from kvstore.tiers.ssd.scan import Fault, Found, Piece, Scanner
 from kvstore.types import HASH_BYTES, PAGE_BYTES, Tier, key_at
 
 KeyIndex = dict[bytes, tuple[StoredFrame, int]]
@@ -37,15 +38,15 @@ class _Segment:
 
 
 class StoppedStore:
-    """A data directory that no daemon uses while this is open.
+    """A data directory that no daemon uses while it is locked.
 
     Errors: InvalidArgument when it is no data directory, TierUnavailable when a daemon uses it.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, keys: KeyRing | None = None) -> None:
         self._fs = OsFileSystem()
         self._directory = DataDirectory(root)
-        self._scanner = Scanner(self._fs)
+        self._scanner = Scanner(self._fs, keys)
         if not self._directory.segments.is_dir():
             raise InvalidArgument(
                 f"--offline {root}: no data directory: there is no {self._directory.segments}"
@@ -82,7 +83,10 @@ class StoppedStore:
             if segment_number(name) is None:
                 continue
             path = self._directory.segments / name
-            handle = self._fs.open(path, flags=os.O_RDONLY)
+            try:
+                handle = self._fs.open(path, flags=os.O_RDONLY)
+            except FileNotFoundError:
+                continue
             try:
                 header = self._scanner.header(handle)
                 yield _Segment(path, handle, self._fs.fstat(handle).size_bytes, header)
@@ -115,11 +119,9 @@ class StoppedStore:
                 if piece.found is Found.FRAME and piece.frame is not None:
                     yield segment, piece, piece.frame
 
-    def faults(self, segment: _Segment, piece: Piece, frame: StoredFrame) -> Iterator[FaultView]:
-        """Read a frame's records and yield what is wrong with them."""
-        for fault in self._scanner.faults(segment.handle, frame, offset=piece.offset):
-            detail = f"{segment.path.name}, part {fault.part}: {fault.reason}"
-            yield FaultView(frame.namespace, fault.key, str(Tier.SSD), detail)
+    def faults(self, segment: _Segment, piece: Piece, frame: StoredFrame) -> Iterator[Fault]:
+        """Read a frame's records and yield what is wrong with them, or cannot be judged."""
+        return self._scanner.faults(segment.handle, frame, offset=piece.offset)
 
 
 def namespaces(root: Path) -> list[NamespaceView]:
@@ -202,9 +204,38 @@ def _run_view(frame: StoredFrame, first: int, end: int) -> RunView:
     )
 
 
-def verify(root: Path, fingerprint: bytes) -> Iterator[VerifyView]:
+@dataclass(slots=True)
+class KeyUse:
+    """What is stored under one key; id 0 stands for what is not encrypted. Units: bytes of whole frames."""
+
+    key_id: int
+    key_check: int
+    segments: int = 0
+    frames: int = 0
+    bytes: int = 0
+
+
+def key_uses(root: Path) -> list[KeyUse]:
+    """Return what the segments say of the keys in use; a daemon may be at work on them."""
+    uses: dict[tuple[int, int], KeyUse] = {}
+    store = StoppedStore(root)
+    for segment in store.segments():
+        seen = set()
+        for piece in store.pieces(segment):
+            if piece.frame is None:
+                continue
+            named = (piece.frame.key_id, piece.frame.key_check)
+            use = uses.setdefault(named, KeyUse(*named))
+            use.segments += named not in seen
+            use.frames += 1
+            use.bytes += piece.length_bytes
+            seen.add(named)
+    return [use for _, use in sorted(uses.items())]
+
+
+def verify(root: Path, fingerprint: bytes, *, keys: KeyRing | None = None) -> Iterator[VerifyView]:
     """Read every record, yield the progress after each frame. Damage between frames has no key."""
-    with StoppedStore(root).locked() as store:
+    with StoppedStore(root, keys).locked() as store:
         everything = [
             (segment.path, piece)
             for segment in store.segments()
@@ -212,26 +243,43 @@ def verify(root: Path, fingerprint: bytes) -> Iterator[VerifyView]:
             if piece.found in (Found.FRAME, Found.DAMAGE) and _concerns(piece, fingerprint)
         ]
         total = sum(piece.frame.block_count for _, piece in everything if piece.frame is not None)
-        done, read = 0, 0
+        done, read, unreadable = 0, 0, 0
         for path in store.unreadable():
             yield VerifyView(
                 0, total, 0, (FaultView(b"", b"", str(Tier.SSD), f"{path.name}: no segment header"),)
             )
         for segment in store.segments():
             for piece in (piece for path, piece in everything if path == segment.path):
-                faults = tuple(_faults(store, segment, piece))
-                if piece.frame is not None:
-                    done, read = done + piece.frame.block_count, read + piece.length_bytes
-                yield VerifyView(done, total, read, faults)
+                if piece.frame is None:
+                    yield VerifyView(done, total, read, (_damage(segment, piece),), unreadable)
+                    continue
+                found = list(store.faults(segment, piece, piece.frame))
+                done, read = done + piece.frame.block_count, read + piece.length_bytes
+                unreadable += _unjudged(found)
+                faults = tuple(
+                    _fault(segment, piece.frame, fault) for fault in found if not fault.is_unreadable
+                )
+                yield VerifyView(done, total, read, faults, unreadable)
 
 
 def _concerns(piece: Piece, fingerprint: bytes) -> bool:
     return not fingerprint or (piece.frame is not None and piece.frame.namespace == fingerprint)
 
 
-def _faults(store: StoppedStore, segment: _Segment, piece: Piece) -> Iterator[FaultView]:
-    if piece.frame is None:
-        detail = f"{segment.path.name}, {piece.length_bytes} bytes at {piece.offset}: {piece.detail}"
-        yield FaultView(b"", b"", str(Tier.SSD), detail)
-    else:
-        yield from store.faults(segment, piece, piece.frame)
+def _damage(segment: _Segment, piece: Piece) -> FaultView:
+    detail = f"{segment.path.name}, {piece.length_bytes} bytes at {piece.offset}: {piece.detail}"
+    return FaultView(b"", b"", str(Tier.SSD), detail)
+
+
+def _fault(segment: _Segment, frame: StoredFrame, fault: Fault) -> FaultView:
+    detail = f"{segment.path.name}, part {fault.part}: {fault.reason}"
+    return FaultView(frame.namespace, fault.key, str(Tier.SSD), detail)
+
+
+def _unjudged(faults: Sequence[Fault]) -> int:
+    """Return how many blocks of a frame cannot be judged without their key."""
+    blocks: Counter[int] = Counter()
+    for fault in faults:
+        if fault.is_unreadable:
+            blocks[fault.part] += fault.blocks
+    return max(blocks.values(), default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -24,6 +25,10 @@ from kvstore.cli.output import (
 from kvstore.cli.views import FaultView, VerifyView
 
 FAULTS_SHOWN = 20
+KeysOption = Annotated[
+    Path | None,
+    typer.Option("--keys", metavar="FILE", help="Key file for --offline.", show_default=False),
+]
 
 
 def verify(
@@ -33,11 +38,13 @@ def verify(
     as_json: JsonOption = False,
     token: TokenOption = "",
     tls_ca: CaOption = None,
+    keys: KeysOption = None,
 ) -> None:
     """Read every block of host memory and SSD again and check its digests.
 
     Exit code 1 when one is wrong. A daemon drops what it finds corrupt, so
-    that it is never served; --offline changes nothing.
+    that it is never served; --offline changes nothing, and reads what is
+    encrypted with the keys of the settings (`kvstore config`) or of --keys.
 
     Examples:
 
@@ -50,13 +57,14 @@ def verify(
         fingerprint = choose_namespace(
             known_namespaces(address, offline, token, tls_ca), namespace
         ).fingerprint
-    steps = _offline(offline, fingerprint) if offline else _live(address, token, tls_ca, fingerprint)
+    steps = _offline(offline, fingerprint, keys) if offline else _live(address, token, tls_ca, fingerprint)
     last, faults = _follow(steps)
     if as_json:
         emit_json(
             {
                 "blocks": last.blocks_done,
                 "bytes": last.bytes_done,
+                "unreadable": last.unreadable,
                 "faults": [fault.to_plain() for fault in faults],
             }
         )
@@ -71,10 +79,11 @@ def _live(address: str | None, token: str, tls_ca: Path | None, fingerprint: byt
             yield VerifyView.from_wire(message)
 
 
-def _offline(directory: Path, fingerprint: bytes) -> Iterator[VerifyView]:
+def _offline(directory: Path, fingerprint: bytes, key_file: Path | None) -> Iterator[VerifyView]:
+    from kvstore.cli.keys import ring_at_hand
     from kvstore.cli.offline import verify as verify_files
 
-    return verify_files(directory, fingerprint)
+    return verify_files(directory, fingerprint, keys=ring_at_hand(key_file))
 
 
 def _follow(steps: Iterator[VerifyView]) -> tuple[VerifyView, list[FaultView]]:
@@ -99,6 +108,9 @@ def _sheet(last: VerifyView, faults: list[FaultView]) -> Sheet:
     if len(faults) > FAULTS_SHOWN:
         page.line(f"... and {len(faults) - FAULTS_SHOWN} more; --json lists all")
     read = f"{count_text(last.blocks_done)} blocks, {bytes_text(last.bytes_done)} read"
+    if last.unreadable:
+        text = f"{count_text(last.unreadable)} blocks cannot be judged: their key is not at hand"
+        page.markup(styled(text, "yellow"))
     page.markup(
         f"{read}: "
         + (styled(f"{len(faults)} faults", "red") if faults else styled("all digests right", "green"))

@@ -163,12 +163,15 @@ class FaultView:
 
 @dataclass(frozen=True, slots=True)
 class VerifyView:
-    """How far a verification is; `faults` are those found since the view before."""
+    """How far a verification is; `faults` are those found since the view before, `unreadable` counts blocks
+    that cannot be judged, because their key is not at hand.
+    """
 
     blocks_done: int
     blocks_total: int
     bytes_done: int
     faults: tuple[FaultView, ...]
+    unreadable: int = 0
 
     @staticmethod
     def from_wire(message: admin_pb2.VerifyReply) -> VerifyView:

@@ -33,7 +33,9 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("command", ["status", "inspect", "verify", "doctor", "bench", "serve", "config"])
+@pytest.mark.parametrize(
+    "command", ["status", "inspect", "verify", "doctor", "bench", "simulate", "serve", "config"]
+)
 def test_each_command_has_help_and_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     shown = capsys.readouterr().out

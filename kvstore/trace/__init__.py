@@ -1,0 +1,1 @@
+"""Request traces: reading them, and running them through the store's own core on a virtual clock."""
