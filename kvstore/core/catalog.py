@@ -25,7 +25,7 @@ from kvstore.errors import UnknownNamespace
 from kvstore.events import Events
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
-from kvstore.tiers.base import HostMemory, TouchNote
+from kvstore.tiers.base import FrameKind, HostMemory, TouchNote
 from kvstore.types import HASH_BYTES, Addressing, Fingerprint, MissReason, Tier, key_at
 
 if TYPE_CHECKING:
@@ -209,7 +209,8 @@ class Catalog:
         if not node.count:
             self.policy.remove(node)
         for piece in gone:
-            self.ledger.note(piece.keys, reason)
+            if piece.frame.kind is FrameKind.MAIN:
+                self.ledger.note(piece.keys, reason, space=state.fingerprint)
             self._leave(piece, reason)
         return sum(piece.count for piece in gone)
 
@@ -351,8 +352,12 @@ class Catalog:
             self.events.add("kvstore_evicted_bytes_total", location.length_bytes, tier=str(Tier.SSD))
         for node in list(frame.nodes):
             at = self._first_lost(node, frame, everything=reason is MissReason.EXPIRED)
-            if at is not None:
+            if at is not None and node.count:
                 self.drop(node, at, reason, cascade=reason is MissReason.EVICTED)
+
+    def is_gone(self, frame: Frame, start: int, count: int) -> bool:
+        """Say whether some of the blocks have left the index, or were found bad, while somebody held them."""
+        return any(first < start + count and start < first + n for first, n in self._zombies.get(frame, ()))
 
     def _first_lost(self, node: Node, frame: Frame, *, everything: bool) -> int | None:
         offset = 0

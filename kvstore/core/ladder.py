@@ -169,8 +169,9 @@ class Ladder(Oversight):
             self._count_lookup(state, request, found)
         if not found.blocks:
             return MatchAnswer(blocks=0, reason=found.reason)
-        self._touch(state, found, request.retention_class, now)
-        lease = self._leases.grant(state, request, found, monotonic=monotonic)
+        if earlier is None:
+            self._touch(state, found, request.retention_class, now)
+        lease = self._leases.grant(state, request, found, earlier=earlier, monotonic=monotonic)
         if request.load:
             self._leases.load(lease)
             self._leases.listen(lease, on_progress)

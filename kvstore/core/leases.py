@@ -17,6 +17,7 @@ from kvstore.errors import InvalidArgument, LeaseExpired, Overloaded
 from kvstore.types import HASH_BYTES, LEASE_SECONDS_MAX, MissReason, ReleaseOutcome, Tier
 
 OnProgress = Callable[[Progress], None]
+DEADLINES_SLACK = 1024
 
 
 class Lease:
@@ -53,6 +54,7 @@ class Lease:
         self.boundaries: tuple[int, ...] = ()
         self.waiting = 0
         self.loading = False
+        self.delivered = [0]
         self.listeners: list[OnProgress] = []
         self._table = table
 
@@ -95,19 +97,35 @@ class LeaseTable:
         self._limits = limits
         self._new_number = new_number
         self._leases: dict[int, Lease] = {}
-        self._owners: dict[tuple[bytes, str], Lease] = {}
+        self._owners: dict[tuple[bytes, str], dict[int, Lease]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._share = Share("leases", limit=limits.session_leases_max)
 
     def frozen(self, state: NamespaceState, request: MatchRequest) -> Lease | None:
-        """Return the living lease of the same owner whose blocks start this request: its answer stands."""
-        lease = self._owners.get((state.fingerprint, request.owner)) if request.owner else None
-        if lease is not None and lease.blocks and request.keys.startswith(lease.keys):
-            return lease
+        """Return the oldest living lease of the same owner whose blocks start this request: its answer
+        stands, unless some of its blocks were deleted or found bad since, or are less exact than asked for.
+        """
+        owned = self._owners.get((state.fingerprint, request.owner), {}) if request.owner else {}
+        for lease in owned.values():
+            if request.keys.startswith(lease.keys) and not any(
+                (request.exact_only and item.frame.provenance)
+                or self._catalog.is_gone(item.frame, item.start, item.count)
+                for item in lease.items
+            ):
+                return lease
         return None
 
-    def grant(self, state: NamespaceState, request: MatchRequest, found: Found, *, monotonic: float) -> Lease:
-        """Hold what a match found.
+    def grant(
+        self,
+        state: NamespaceState,
+        request: MatchRequest,
+        found: Found,
+        *,
+        earlier: Lease | None,
+        monotonic: float,
+    ) -> Lease:
+        """Hold what a match found. Leases that repeat an `earlier` answer were looked up once, and count as
+        one delivery.
 
         Errors: Overloaded at the limit, InvalidArgument on a bad duration.
         """
@@ -130,13 +148,19 @@ class LeaseTable:
             table=self,
         )
         lease.boundaries, lease.reason, lease.granted_at = found.boundaries, found.reason, monotonic
+        if earlier is not None:
+            lease.delivered = earlier.delivered
         for item in lease.all_items:
             self._catalog.hold(item.frame, item.start + item.count)
         self._leases[lease.number] = lease
         self._share.take(lease.session)
-        heapq.heappush(self._deadlines, (lease.deadline, lease.number))
+        if len(self._deadlines) > 2 * len(self._leases) + DEADLINES_SLACK:
+            self._deadlines = [(other.deadline, number) for number, other in self._leases.items()]
+            heapq.heapify(self._deadlines)
+        else:
+            heapq.heappush(self._deadlines, (lease.deadline, lease.number))
         if request.owner:
-            self._owners.setdefault((state.fingerprint, request.owner), lease)
+            self._owners.setdefault((state.fingerprint, request.owner), {})[lease.number] = lease
         return lease
 
     @staticmethod
@@ -217,7 +241,6 @@ class LeaseTable:
         if lease is None:
             return False
         lease.deadline = max(lease.deadline, monotonic + checked_seconds(lease_seconds))
-        heapq.heappush(self._deadlines, (lease.deadline, number))
         return True
 
     def release(self, number: int, *, used: int, outcome: ReleaseOutcome, monotonic: float) -> bool:
@@ -225,7 +248,7 @@ class LeaseTable:
         lease = self._leases.get(number)
         if lease is None:
             return False
-        used = min(used, lease.blocks)
+        used = max(0, min(used, lease.limit))
         if outcome is not ReleaseOutcome.UNUSED:
             self._count(lease, used, monotonic)
         if outcome is ReleaseOutcome.CORRUPT:
@@ -234,12 +257,12 @@ class LeaseTable:
         return True
 
     def _count(self, lease: Lease, used: int, monotonic: float) -> None:
-        tokens = lease.state.namespace.block_tokens
-        deepest = Tier.HOST
+        tokens, start, deepest = lease.state.namespace.block_tokens, 0, Tier.HOST
+        counted, lease.delivered[0] = lease.delivered[0], max(lease.delivered[0], used)
         for run in lease.tiers:
-            blocks = min(run.count, used)
-            used -= blocks
-            if blocks:
+            blocks = min(start + run.count, used) - max(start, counted)
+            start += run.count
+            if blocks > 0:
                 labels = {"tier": str(run.tier), "class": lease.retention_class}
                 self._catalog.events.add("kvstore_hit_tokens_total", blocks * tokens, **labels)
                 deepest = run.tier if run.tier is not Tier.HOST else deepest
@@ -254,12 +277,18 @@ class LeaseTable:
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.number]
         self._share.give(lease.session)
-        if self._owners.get((lease.state.fingerprint, lease.owner)) is lease:
-            del self._owners[(lease.state.fingerprint, lease.owner)]
+        self._disown(lease)
         self._loads.leave(lease, among=[load for i in lease.all_items for load in i.frame.loads.values()])
         lease.listeners.clear()
         for item in lease.all_items:
             self._catalog.unhold(item.frame, item.start + item.count)
+
+    def _disown(self, lease: Lease) -> None:
+        owned = self._owners.get((lease.state.fingerprint, lease.owner))
+        if owned is not None:
+            owned.pop(lease.number, None)
+            if not owned:
+                del self._owners[(lease.state.fingerprint, lease.owner)]
 
     def expire(self, monotonic: float) -> int:
         """End the leases whose deadline has passed; nothing of them is counted as delivered."""
@@ -267,7 +296,9 @@ class LeaseTable:
         while self._deadlines and self._deadlines[0][0] <= monotonic:
             _, number = heapq.heappop(self._deadlines)
             lease = self._leases.get(number)
-            if lease is not None and lease.deadline <= monotonic:
+            if lease is not None and lease.deadline > monotonic:
+                heapq.heappush(self._deadlines, (lease.deadline, number))
+            elif lease is not None:
                 self._tell_expired(lease)
                 self._end(lease)
                 ended += 1

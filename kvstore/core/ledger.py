@@ -28,17 +28,17 @@ class DepartedLedger:
         self._codes = np.zeros(entries, np.uint8)
         self._overwritten = np.zeros(entries, np.bool_)
 
-    def note(self, keys: bytes, reason: MissReason) -> None:
-        """Record that the blocks of a packed keys field left."""
-        tags = np.frombuffer(keys, np.uint64)[:: HASH_BYTES // 8]
+    def note(self, keys: bytes, reason: MissReason, *, space: bytes) -> None:
+        """Record that the blocks of a packed keys field left a namespace."""
+        tags = np.frombuffer(keys, np.uint64)[:: HASH_BYTES // 8] ^ _salt(space)
         places = (tags % np.uint64(len(self._tags))).astype(np.int64)
         self._overwritten[places] |= (self._codes[places] != 0) & (self._tags[places] != tags)
         self._tags[places] = tags
         self._codes[places] = _CODES[reason]
 
-    def reason(self, key: bytes) -> MissReason:
-        """Return why this block is absent, as far as the table remembers."""
-        tag = np.frombuffer(key[:8], np.uint64)[0]
+    def reason(self, key: bytes, *, space: bytes) -> MissReason:
+        """Return why this block is absent from a namespace, as far as the table remembers."""
+        tag = np.frombuffer(key[:8], np.uint64)[0] ^ _salt(space)
         place = int(tag % np.uint64(len(self._tags)))
         if self._codes[place] and self._tags[place] == tag:
             return _REASONS[int(self._codes[place]) - 1]
@@ -47,3 +47,8 @@ class DepartedLedger:
             if self._overwritten[place] or self._codes[place]
             else MissReason.NEVER_STORED
         )
+
+
+def _salt(space: bytes) -> np.uint64:
+    """Keys of a flat namespace are the client's choice: the same key in another tenant's is another block."""
+    return np.uint64(int.from_bytes(space[:8], "little"))

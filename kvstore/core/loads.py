@@ -186,7 +186,7 @@ class Loads:
             load.queue = None
             if load.frame.dead or load.frame.location is None:
                 key = key_at(load.frame.keys, load.start)
-                self._finish(load, 0, self._catalog.ledger.reason(key))
+                self._finish(load, 0, self._catalog.ledger.reason(key, space=load.frame.fingerprint))
             elif not self._allocate(load):
                 self._finish(load, 0, MissReason.THROTTLED)
             else:

@@ -121,7 +121,7 @@ class Matcher:
         put = state.pending.get(key)
         if put is not None:
             return MissReason.PART_MISSING if put.partly_committed else MissReason.IN_FLIGHT
-        reason = self._catalog.ledger.reason(key)
+        reason = self._catalog.ledger.reason(key, space=state.fingerprint)
         if reason is MissReason.NEVER_STORED and state.is_empty() and self._has_sibling(state):
             return MissReason.IDENTITY_MISMATCH
         return reason

@@ -145,6 +145,8 @@ class WriteBack:
             self._catalog.segments.place(
                 frame, location, retention_class=node.retention_class, since=node.since
             )
+            for other in frame.nodes:
+                self._catalog.segments.touch(frame, other.retention_class, other.since)
             if node.since != frame.written_at:
                 self._catalog.plan.notes.append(TouchNote(location, node.retention_class, node.since))
         else:

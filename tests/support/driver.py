@@ -86,8 +86,12 @@ def put(
     blocks: int | None = None,
     acks: list[CommitAnswer] | None = None,
     session: int = 0,
+    provenance: int = 0,
+    with_side: bool = False,
 ) -> CommitAnswer | None:
     """Reserve, fill and commit; returns the commit's answer, or one made of the reserve's outcomes."""
+    if with_side:
+        parts = tuple(PartBlocks(part.index, 0, len(keys) // HASH_BYTES) for part in space.layout.parts)
     answer = ladder.reserve(
         ReserveRequest(
             namespace=space.fingerprint,
@@ -97,6 +101,7 @@ def put(
             parts=parts,
             put_id=put_id,
             session=session,
+            provenance=provenance,
         )
     )
     if not answer.reservation:

@@ -1,0 +1,43 @@
+"""Runs that share frames and segments: each block leaves once, and not while it lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.core.frames import Slice
+from kvstore.types import MissReason
+from tests.support.driver import put
+from tests.unit.core.rig import Rig
+
+
+def test_a_run_outlives_the_shorter_lived_one_that_it_was_written_with() -> None:
+    rig = Rig(manual=True)
+    keys = rig.keys(4)
+    put(rig.ladder, rig.space, rig.root, keys, retention_class="batch")
+    rig.ladder.release(rig.match(keys[:64], retention_class="chat").lease, used=2)
+    rig.tier.run()
+    rig.tick(3700.0)
+    rig.tick(3700.0)
+    assert rig.length(keys) == 2
+
+
+def test_a_block_leaves_once_with_its_segment() -> None:
+    rig = Rig()
+    keys = rig.keys(4)
+    put(rig.ladder, rig.space, rig.root, keys)
+    rig.ladder.release(rig.match(keys[:64], retention_class="chat").lease, used=2)
+    catalog: Any = rig.ladder._catalog
+    for node in list(catalog.namespaces[rig.space.fingerprint].nodes()):
+        catalog._release_host(node)
+    left, leave = [0], catalog._leave
+
+    def count(piece: Slice, reason: MissReason) -> None:
+        left[0] += piece.count
+        leave(piece, reason)
+
+    catalog._leave = count
+    with rig.ladder._decision():
+        for segment in catalog.segments:
+            catalog.release_segment(segment, MissReason.EVICTED)
+    assert left == [4]
+    assert rig.match(keys).reason is MissReason.EVICTED
