@@ -145,6 +145,11 @@ def key_at(keys: bytes, index: int) -> BlockHash:
     return BlockHash(keys[index * HASH_BYTES : (index + 1) * HASH_BYTES])
 
 
+def split_keys(keys: bytes) -> list[bytes]:
+    """Return the hashes of a packed keys field one by one."""
+    return [keys[start : start + HASH_BYTES] for start in range(0, len(keys), HASH_BYTES)]
+
+
 def round_up(value: int, unit: int) -> int:
     """Round `value` up to a multiple of `unit`."""
     return -(-value // unit) * unit

@@ -22,7 +22,7 @@ from kvstore.core.limits import Limits
 from kvstore.errors import InvalidArgument
 from kvstore.layout import Part
 from kvstore.tiers.base import FrameKind
-from kvstore.types import DIGEST_BYTES, HASH_BYTES, BlockHash, PutOutcome, key_at, key_count
+from kvstore.types import DIGEST_BYTES, HASH_BYTES, BlockHash, PutOutcome, key_at, key_count, split_keys
 
 Mask = npt.NDArray[np.bool_]
 Stretch = tuple[int, Node, int]
@@ -52,6 +52,8 @@ class PendingPut:
         self.put_id = request.put_id
         self.parent = request.parent
         self.keys = request.keys
+        self.names = split_keys(request.keys)
+        self.registered: list[bytes] = []
         self.count = key_count(request.keys)
         self.retention_class = retention_class
         self.provenance = request.provenance
@@ -115,7 +117,7 @@ class PutChecks:
             raise InvalidArgument(f"reserve: 1..{self._limits.keys_max} blocks allowed, got {count}")
         if len(request.parent) != HASH_BYTES and not state.flat:
             raise InvalidArgument(f"reserve: parent must have {HASH_BYTES} bytes, got {len(request.parent)}")
-        if len({request.keys[i : i + HASH_BYTES] for i in range(0, len(request.keys), HASH_BYTES)}) != count:
+        if _has_twins(request.keys, count):
             raise InvalidArgument(f"reserve: the same hash occurs twice among {count} keys")
         if len(request.put_id) > 64:
             raise InvalidArgument(f"reserve: put_id may have 64 bytes, got {len(request.put_id)}")
@@ -233,6 +235,12 @@ class PutChecks:
         covered[span] = True
 
 
+def _has_twins(keys: bytes, count: int) -> bool:
+    """Say whether a hash occurs twice; equal first words alone decide nothing."""
+    words = np.frombuffer(keys, np.uint64)[:: HASH_BYTES // 8]
+    return len(np.unique(words)) != count and len(set(split_keys(keys))) != count
+
+
 def reserved_extents(part: PutPart) -> Iterator[Extent]:
     """Yield the contiguous stretches of blocks that a writer has slots for."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], part.mask, [False]))))
@@ -286,7 +294,7 @@ class Presence:
         found: list[Stretch] = []
         if state.flat:
             for index in range(put.count):
-                put.absent[index] = state.loose.get(key_at(put.keys, index)) is None
+                put.absent[index] = state.loose.get(put.names[index]) is None
         else:
             _, stretches = state.runs.walk_behind(put.parent, put.keys)
             for position, node, matched in stretches:
@@ -294,7 +302,7 @@ class Presence:
                 found.append((position, node, matched))
         if state.pending:
             for index in np.flatnonzero(put.absent).tolist():
-                put.in_flight[index] = key_at(put.keys, index) in state.pending
+                put.in_flight[index] = put.names[index] in state.pending
         return found
 
     def wanted(self, put: PendingPut, piece: PartBlocks) -> Mask:
@@ -311,7 +319,7 @@ class Presence:
         """Return those of the blocks that have a side part already."""
         there = np.zeros(put.count, np.bool_)
         for index in np.flatnonzero(among).tolist():
-            there[index] = put.state.loose.get(key_at(put.keys, index), part) is not None
+            there[index] = put.state.loose.get(put.names[index], part) is not None
         return there
 
     @staticmethod
@@ -319,6 +327,8 @@ class Presence:
         """Return what holds the side parts that are there already of what a writer brings; nothing for
         required parts.
         """
-        keys = (key_at(put.keys, index) for index in range(piece.first, piece.first + piece.count))
+        if piece.part in {part.index for part in put.state.required}:
+            return []
+        keys = put.names[piece.first : piece.first + piece.count]
         entries = (put.state.loose.get(key, piece.part) for key in keys)
         return list({id(e[0]): e[0].nodes[0] for e in entries if e is not None}.values())

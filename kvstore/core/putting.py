@@ -30,7 +30,7 @@ from kvstore.core.shares import Share
 from kvstore.core.writeback import WriteBack
 from kvstore.errors import LeaseExpired, Overloaded
 from kvstore.tiers.base import FrameKind
-from kvstore.types import HASH_BYTES, RESERVATION_SECONDS, PutOutcome, key_at
+from kvstore.types import HASH_BYTES, RESERVATION_SECONDS, PutOutcome
 
 
 class Published:
@@ -124,7 +124,7 @@ class Putting:
             nodes = {
                 id(n): n
                 for i in np.flatnonzero(~put.absent).tolist()
-                if (n := _flat_node(state, key_at(put.keys, i)))
+                if (n := _flat_node(state, put.names[i]))
             }
             for node in nodes.values():
                 self._catalog.touch_path(node, by=put.retention_class, now=now, is_write=True)
@@ -204,8 +204,8 @@ class Putting:
         for part in fresh:
             part.reservation = number
             if part.data.part.index in required:
-                for index in np.flatnonzero(part.mask).tolist():
-                    put.state.pending[key_at(put.keys, index)] = put
+                put.registered += [put.names[index] for index in np.flatnonzero(part.mask).tolist()]
+        put.state.pending.update(dict.fromkeys(put.registered, put))
         extents = tuple(extent for part in fresh for extent in reserved_extents(part))
         return ReserveAnswer(
             reservation=number, outcomes=outcomes, extents=extents, seconds=put.deadline - monotonic
@@ -343,11 +343,9 @@ class Putting:
         return waiting
 
     def _close(self, put: PendingPut) -> None:
-        pending = put.state.pending
-        for index in range(put.count):
-            key = key_at(put.keys, index)
-            if pending.get(key) is put:
-                del pending[key]
+        for name in put.registered:
+            put.state.pending.pop(name, None)
+        put.registered.clear()
         if self._puts.get((put.state.fingerprint, put.put_id)) is put:
             del self._puts[(put.state.fingerprint, put.put_id)]
         for frame, end in put.held:
