@@ -96,7 +96,8 @@ class Simulator:
         held_by = RetentionClass(DEFAULT_CLASS, ttl_seconds + HALF_TICK_SECONDS, TtlMode.SLIDING, Tier.HOST)
         layout = Layout.single(dtype="none", bytes_max=1, layers=1)
         self._space = Namespace(model="trace", weights="none", layout=layout, block_tokens=block_tokens)
-        self._root = chain_root(self._space.fingerprint)
+        self._name = self._space.fingerprint
+        self._root = chain_root(self._name)
         self._ladder = Ladder(
             host=UntouchedMemory(capacity_blocks or UNLIMITED_PAGES),
             ssd=None,
@@ -141,7 +142,7 @@ class Simulator:
         if not request.runs:
             return 0
         keys = request.keys()
-        found = self._ladder.match(MatchRequest(namespace=self._space.fingerprint, keys=keys))
+        found = self._ladder.match(MatchRequest(namespace=self._name, keys=keys))
         if found.lease:
             self._ladder.release(found.lease, used=found.blocks)
         if found.blocks < request.blocks:
@@ -152,9 +153,7 @@ class Simulator:
     def _put(self, keys: bytes, present: int) -> None:
         parent = key_at(keys, present - 1) if present else self._root
         answer = self._ladder.reserve(
-            ReserveRequest(
-                namespace=self._space.fingerprint, parent=BlockHash(parent), keys=keys[present * HASH_BYTES :]
-            )
+            ReserveRequest(namespace=self._name, parent=BlockHash(parent), keys=keys[present * HASH_BYTES :])
         )
         if answer.reservation:
             filled = tuple(
