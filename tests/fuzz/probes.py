@@ -110,12 +110,13 @@ class Servant:
         gate.move(State.SERVING)
         self.verbs = Verbs(store.ladder, gate=gate, boot_id=1)
         self.workers = ThreadPoolExecutor(2)
+        self.budget = Budget("framed puts", bytes_max=1 << 30)
         framed = Framed(
             self.verbs,
             workers=self.workers,
             generations=store.arena.generations,
             events=store.events,
-            budget=Budget("framed puts", bytes_max=1 << 30),
+            budget=self.budget,
             idle_seconds=30.0,
         )
         callers = TokenCallers(Tokens(server), per_second=0, streams_max=8, clock=SystemClock())
