@@ -190,7 +190,12 @@ def test_a_stopped_store_can_be_read(stopped: ChildDaemon, prompt: Path) -> None
     assert sum(run["ssd_blocks"] for run in found["runs"]) == BLOCKS
     done = kvstore("verify", *offline)
     assert done.returncode == 0
-    assert document(done) == {"blocks": BLOCKS, "bytes": document(done)["bytes"], "faults": []}
+    assert document(done) == {
+        "blocks": BLOCKS,
+        "bytes": document(done)["bytes"],
+        "unreadable": 0,
+        "faults": [],
+    }
 
 
 def test_a_changed_byte_is_found(stopped: ChildDaemon) -> None:

@@ -203,6 +203,36 @@ def read_table(*, key_file: Path | None, key_command: Sequence[str]) -> KeyTable
     return parse_keys(run_key_command(key_command), source=f"key command {key_command[0]}")
 
 
+def write_key_file(path: Path, table: KeyTable) -> None:
+    """Replace a key file as a whole, or create it; what the old one held is overwritten where it lay.
+
+    Errors: SettingsError.
+    """
+    content = format_keys(table, as_toml=path.suffix == ".toml").encode()
+    fresh = path.with_name(path.name + ".new")
+    try:
+        fresh.unlink(missing_ok=True)
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        old = path.open("r+b") if path.exists() else None
+        os.replace(fresh, path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        if old is not None:
+            with old:
+                old.write(bytes(os.fstat(old.fileno()).st_size))
+                old.flush()
+                os.fsync(old.fileno())
+    except OSError as error:
+        raise SettingsError(f"key file {path}: {error.strerror}") from error
+
+
 class KeyState(Enum):
     """Why a record cannot be decrypted here."""
 
