@@ -16,6 +16,8 @@ PUT_ID_BYTES_MAX = 64
 TEXT_CHARACTERS_MAX = 256
 REPEATED_MAX = 65536
 """Entries of one repeated field: as many as a request may have keys."""
+LEASES_MAX = 4096
+"""Leases in one message: each costs a look-up on the event loop."""
 
 
 def fingerprint_of(value: bytes, field: str) -> Fingerprint:

@@ -14,7 +14,7 @@ from kvstore.core.leases import ended_lease
 from kvstore.errors import InvalidArgument, PermissionRefused
 from kvstore.layout import Layout
 from kvstore.rpc import wire
-from kvstore.rpc.packing import count_of, fingerprint_of, keys_of, seconds_of, text_of
+from kvstore.rpc.packing import LEASES_MAX, count_of, fingerprint_of, keys_of, seconds_of, text_of
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import TRUSTED, Caller, own_leases
 from kvstore.service.gate import Gate
@@ -80,7 +80,7 @@ class Verbs:
         caller: Caller = TRUSTED,
     ) -> pb.MatchReply:
         """Do the releases that ride along, then match."""
-        count_of(message.release, "match.release")
+        count_of(message.release, "match.release", limit=LEASES_MAX)
         for release in message.release:
             self._release(release, caller)
         self._admit(caller)
@@ -122,7 +122,7 @@ class Verbs:
         """Prolong leases."""
         self._admit_ending(caller)
         seconds = seconds_of(message.lease_seconds, "renew.lease_seconds")
-        count_of(message.leases, "renew.leases")
+        count_of(message.leases, "renew.leases", limit=LEASES_MAX)
         ours = own_leases(caller, self.ladder, message.leases)
         living = set(ours) - set(self.ladder.renew(ours, lease_seconds=seconds))
         ended = [lease for lease in message.leases if lease not in living]

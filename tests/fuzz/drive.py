@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import random
+import socket
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -17,6 +21,8 @@ from tests.fuzz.messages import UNARY, Known, Stranger
 
 DEADLINE_SECONDS = 20.0
 IN_FLIGHT = 16
+LOITERING_MAX = 12
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 METHODS = tuple(UNARY)
 NEVER = (
     grpc.StatusCode.INTERNAL,
@@ -24,6 +30,12 @@ NEVER = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.UNAVAILABLE,
 )
+
+
+def _and_wait(first: list[bytes], ends: threading.Event) -> Iterator[bytes]:
+    """Yield some messages, then nothing until the call has ended."""
+    yield from first
+    ends.wait(DEADLINE_SECONDS)
 
 
 class Fault(AssertionError):
@@ -40,6 +52,8 @@ class Fuzzer:
         self.counts: collections.Counter[str] = collections.Counter()
         self._friend = Wire(address, metadata=metadata)
         self._friend_keys = 1000
+        self._address = address
+        self._loitering: collections.deque[Any] = collections.deque()
         self._channel = grpc.insecure_channel(address, CLIENT_OPTIONS)
         self._metadata = metadata
         self._unary: dict[str, Any] = {
@@ -60,13 +74,24 @@ class Fuzzer:
         target = self.calls + calls
         while self.calls < target:
             act = self.rng.choices(
-                (self.unary_batch, self.sessions, self.puts, self.fetches, self.friend, self.verify),
-                weights=(6, 4, 2, 2, 1, 0.05),
+                (
+                    self.unary_batch,
+                    self.sessions,
+                    self.puts,
+                    self.fetches,
+                    self.friend,
+                    self.loiter,
+                    self.noise,
+                    self.verify,
+                ),
+                weights=(6, 4, 2, 2, 1, 1, 1, 0.05),
             )[0]
             act()
 
     def close(self) -> None:
-        """Close the channel."""
+        """End what is open and close the channel."""
+        for call in self._loitering:
+            call.cancel()
         self._channel.close()
         self._friend.__exit__(None, None, None)
 
@@ -154,6 +179,30 @@ class Fuzzer:
                 request = pb.FetchRequest(lease=self.rng.choice(self.known.numbers), payload=True)
             data = self.stranger.wire(request)
             self._read("/kvstore.v1.Data/Fetch", self._fetch, data)
+
+    def loiter(self) -> None:
+        """Begin a put or a session and leave it open, half-said, while other calls go on."""
+        ends = threading.Event()
+        if self.rng.random() < 0.5:
+            first = [self.stranger.wire(request) for request in self.stranger.put_requests()[:2]]
+            call = self._put.future(_and_wait(first, ends), timeout=DEADLINE_SECONDS, metadata=self._metadata)
+        else:
+            first = self._session_bytes()[:5]
+            call = self._session(_and_wait(first, ends), timeout=DEADLINE_SECONDS, metadata=self._metadata)
+        call.add_callback(ends.set)
+        self._loitering.append(call)
+        self.counts["loitering"] += 1
+        while len(self._loitering) > LOITERING_MAX:
+            self._loitering.popleft().cancel()
+
+    def noise(self) -> None:
+        """Speak something else than HTTP/2 on the socket, or break off in the middle of it."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self._address.removeprefix("unix:"))
+            begin = self.rng.choice((b"", PREFACE, PREFACE + bytes(9), b"GET / HTTP/1.1\r\n\r\n"))
+            with contextlib.suppress(OSError):
+                connection.sendall(begin + self.rng.randbytes(self.rng.randint(0, 2000)))
+        self.counts["noise"] += 1
 
     def verify(self) -> None:
         """Ask for a verification, and perhaps walk away."""
