@@ -42,6 +42,10 @@ class NamespaceState:
         self.required: tuple[Part, ...] = tuple(
             namespace.layout.parts[i] for i in namespace.layout.required_parts
         )
+        layout = namespace.layout
+        groups = ((index, layout.group_of(layout.parts[index])) for index in layout.side_parts)
+        self.side_windows = tuple((index, group.window_blocks or 1) for index, group in groups)
+        """Side parts, each with how many blocks before a boundary it takes to use that boundary."""
         self.runs = RunIndex(on_split=catalog.on_split, on_join=catalog.on_join)
         self.loose = LooseIndex()
         self.pending: dict[bytes, PendingPut] = {}
@@ -79,6 +83,8 @@ class Catalog:
         self.segments = SegmentTable()
         self.namespaces: dict[Fingerprint, NamespaceState] = {}
         self._room = Room(self)
+        self.partial: dict[Frame, None] = {}
+        """Frames on SSD of which some blocks have left the index: a restart would bring those back."""
         self._zombies: dict[Frame, list[tuple[int, int]]] = {}
 
     def state(self, fingerprint: Fingerprint) -> NamespaceState:
@@ -180,7 +186,7 @@ class Catalog:
             for start, count in self._zombies.pop(frame, ()):
                 self.free_blocks(frame, np.arange(start, start + count))
             if frame.nodes:
-                self._shrink(frame)
+                self.shrink(frame)
 
     @staticmethod
     def tell_waiters(frame: Frame, *, durable: bool) -> None:
@@ -221,10 +227,16 @@ class Catalog:
         if held_end > piece.start:
             self._zombies.setdefault(frame, []).append((piece.start, held_end - piece.start))
         self.free_blocks(frame, np.arange(held_end, end))
+        if frame.location is None:
+            # An acknowledgement promises all blocks of the frame; not all of them will be written now.
+            self.tell_waiters(frame, durable=False)
         if frame.nodes:
-            self._shrink(frame)
+            if frame.location is not None:
+                self.partial[frame] = None
+            self.shrink(frame)
             return
         frame.dead = True
+        self.partial.pop(frame, None)
         self.tell_waiters(frame, durable=False)
         location = self.segments.forget(frame)
         if location is not None:
@@ -235,7 +247,7 @@ class Catalog:
     def _count_expired(self, frame: Frame, amount: int) -> None:
         self.events.add("kvstore_expired_bytes_total", amount, **{"class": frame.retention_class})
 
-    def _shrink(self, frame: Frame) -> None:
+    def shrink(self, frame: Frame) -> None:
         """Cut the unreferenced tail off a frame that is in host memory only, so that it can still be
         written behind.
         """
@@ -267,27 +279,6 @@ class Catalog:
                     self.drop(node, offset + block - piece.start, reason)
                     return
                 offset += piece.count
-
-    def delete(self, state: NamespaceState, node: Node, at: int) -> int:
-        """Remove blocks and all that follows them, on SSD too; what shares a frame with them stays in host
-        memory if it is there.
-        """
-        frames = {piece.frame for item in RunIndex.below(node) for piece in item.slices}
-        count, waiting = 0, [(node, at)]
-        while waiting:
-            node, at = waiting.pop()
-            keys = b"".join(item.keys for item in RunIndex.below(node))
-            count += self.drop(node, at, MissReason.DELETED, cascade=True)
-            if state.runs.orphans:
-                waiting += [(n, 0) for n in state.runs.waiting_under(keys)]
-        for frame in frames:
-            if frame.nodes and frame.location is not None and self.lost_any(frame):
-                location = frame.location
-                self._forget_on_ssd(frame, MissReason.DELETED)
-                self.plan.delete.append(location)
-                if frame.nodes:
-                    self._shrink(frame)
-        return count
 
     @staticmethod
     def lost_any(frame: Frame) -> bool:
@@ -324,14 +315,14 @@ class Catalog:
         if not any(other.frame is old for other in node.slices):
             old.nodes.remove(node)
         if old.nodes:
-            self._shrink(old)
+            self.shrink(old)
         return frame
 
     def lost_on_ssd(self, frame: Frame, block: int) -> None:
         """A frame's copy on SSD is bad from `block` on: what is in host memory too stays there alone."""
         location = frame.location
         if location is not None and frame.nodes and frame.fully_resident():
-            self._forget_on_ssd(frame, MissReason.CORRUPT)
+            self.forget_on_ssd(frame, MissReason.CORRUPT)
             self.plan.delete.append(location)
         else:
             self.drop_block(frame, block, MissReason.CORRUPT)
@@ -341,11 +332,13 @@ class Catalog:
         self.plan.unlink.append(segment.number)
         frames, freed = list(segment.frames), segment.bytes
         for frame in frames:
-            self._forget_on_ssd(frame, reason)
+            self.forget_on_ssd(frame, reason)
         return freed
 
-    def _forget_on_ssd(self, frame: Frame, reason: MissReason) -> None:
-        location = self.segments.forget(frame)
+    def forget_on_ssd(self, frame: Frame, reason: MissReason) -> int:
+        """A frame's copy on SSD is gone: blocks that are not in host memory leave; returns how many."""
+        location, left = self.segments.forget(frame), 0
+        self.partial.pop(frame, None)
         if location is not None and reason is MissReason.EXPIRED:
             self._count_expired(frame, location.length_bytes)
         elif location is not None and reason is MissReason.EVICTED:
@@ -353,7 +346,10 @@ class Catalog:
         for node in list(frame.nodes):
             at = self._first_lost(node, frame, everything=reason is MissReason.EXPIRED)
             if at is not None and node.count:
-                self.drop(node, at, reason, cascade=reason is MissReason.EVICTED)
+                left += self.drop(node, at, reason, cascade=reason is MissReason.EVICTED)
+        if frame.nodes:
+            self.shrink(frame)
+        return left
 
     def is_gone(self, frame: Frame, start: int, count: int) -> bool:
         """Say whether some of the blocks have left the index, or were found bad, while somebody held them."""

@@ -24,6 +24,7 @@ from kvstore.core.matching import Found, tier_runs
 from kvstore.core.oversight import Oversight
 from kvstore.core.putting import Published
 from kvstore.core.recovery import Rebuild
+from kvstore.core.removal import Removal
 from kvstore.core.writeback import DurableWait
 from kvstore.errors import InvalidArgument, Overloaded
 from kvstore.layout import Part
@@ -36,7 +37,6 @@ from kvstore.types import (
     MatchMode,
     PutOutcome,
     ReleaseOutcome,
-    key_at,
     key_count,
 )
 
@@ -339,28 +339,17 @@ class Ladder(Oversight):
     # Removal
 
     def delete(self, namespace: Fingerprint, keys: bytes | None) -> int:
-        """Remove the given blocks of a chain and all that follows them, or with None the whole namespace;
-        returns how many.
+        """Remove the first of the given blocks of a chain and all that follows it, in a flat namespace the
+        given ones, with None everything; side parts and old copies on SSD too. Returns how many blocks left.
         """
         with self._decision():
             state = self._catalog.state(namespace)
-            if keys is None:
-                return sum(self._catalog.delete(state, node, 0) for node in list(state.nodes()) if node.count)
-            self._check_keys(keys)
-            if state.flat:
-                return self._delete_flat(state, keys)
-            first = key_at(keys, 0)
-            node = state.runs.find(first)
-            if node is None or not node.count:
-                return 0
-            return self._catalog.delete(state, node, node.count - 1)
-
-    def _delete_flat(self, state: NamespaceState, keys: bytes) -> int:
-        count = 0
-        for index in range(key_count(keys)):
-            entry = state.loose.get(key_at(keys, index))
-            if entry is not None:
-                count += self._catalog.delete(state, entry[0].nodes[0], entry[1])
+            if keys is not None:
+                self._check_keys(keys)
+            count, kept = Removal(self._catalog, state).run(keys)
+            for node in kept:
+                self._writeback.enqueue(node)
+        self._writes.run()
         return count
 
     # Life

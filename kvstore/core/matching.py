@@ -11,7 +11,7 @@ from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Frame, Node, PartSlots
 from kvstore.core.index import Step
 from kvstore.core.limits import Limits
-from kvstore.types import GroupKind, MissReason, Tier, key_at, key_count
+from kvstore.types import MissReason, Tier, key_at, key_count
 
 
 @dataclass(slots=True)
@@ -139,10 +139,9 @@ class Matcher:
     # Usable boundaries
 
     def _boundaries(self, found: Found, state: NamespaceState, keys: bytes, now: float) -> None:
-        layout = state.namespace.layout
         if not found.blocks:
             return
-        if not layout.side_parts or state.flat:
+        if not state.side_windows or state.flat:
             found.boundaries = (found.blocks,)
             return
         usable: list[int] = []
@@ -160,15 +159,15 @@ class Matcher:
 
     def _side_at(self, state: NamespaceState, keys: bytes, boundary: int, now: float) -> list[Item] | None:
         items: list[Item] = []
-        layout = state.namespace.layout
-        for index in layout.side_parts:
-            group = layout.group_of(layout.parts[index])
-            window = group.window_blocks if group.kind is GroupKind.TRAILING_BLOCKS else 1
-            for block in range(max(0, boundary - window), boundary):
-                entry = state.loose.get(key_at(keys, block), index)
+        for part, window in state.side_windows:
+            mine: list[Item] = []
+            # The last block first: most boundaries lack it.
+            for block in range(boundary - 1, max(0, boundary - window) - 1, -1):
+                entry = state.loose.get(key_at(keys, block), part)
                 if entry is None or not self._catalog.retention.alive(entry[0].nodes[0], now):
                     return None
-                items.append(Item(entry[0], entry[1], 1, block))
+                mine.append(Item(entry[0], entry[1], 1, block))
+            items += reversed(mine)
         return items
 
 

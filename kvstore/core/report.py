@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from typing import Any
 
@@ -9,6 +10,7 @@ from kvstore.api import ListAnswer, RunInfo, StatusSnapshot
 from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Node
 from kvstore.errors import InvalidArgument
+from kvstore.tiers.base import FrameKind
 from kvstore.tiers.base import Tier as TierSeam
 from kvstore.types import PAGE_BYTES, BlockHash, Tier
 
@@ -37,7 +39,7 @@ def run_info(catalog: Catalog, node: Node) -> RunInfo:
 
 
 def list_runs(catalog: Catalog, state: NamespaceState, *, cursor: str, limit: int) -> ListAnswer:
-    """Return one page of runs in order of their head hashes; the cursor is the last head seen.
+    """Return one page of runs in order of their head hashes; the cursor is the last place seen.
 
     Errors: InvalidArgument on a cursor that is no hash or a limit out of range.
     """
@@ -47,10 +49,17 @@ def list_runs(catalog: Catalog, state: NamespaceState, *, cursor: str, limit: in
         after = bytes.fromhex(cursor)
     except ValueError as error:
         raise InvalidArgument(f"list: cursor {cursor!r} did not come from a previous page") from error
-    nodes = sorted((node for node in state.nodes() if node.head > after), key=lambda node: node.head)
+    nodes = heapq.nsmallest(limit + 1, (node for node in state.nodes() if _place(node) > after), key=_place)
     page = nodes[:limit]
-    more = page[-1].head.hex() if len(nodes) > limit else ""
+    more = _place(page[-1]).hex() if len(nodes) > limit else ""
     return ListAnswer(runs=tuple(run_info(catalog, node) for node in page), cursor=more)
+
+
+def _place(node: Node) -> bytes:
+    """The order of pages: side parts come behind the run that starts with the same block."""
+    frame = node.slices[0].frame
+    side = frame.parts[0].index + 1 if frame.kind is FrameKind.SIDE else 0
+    return node.head + side.to_bytes(2, "big")
 
 
 def find_runs(
@@ -97,7 +106,8 @@ def status(catalog: Catalog, ssd: TierSeam | None, gauges: dict[str, float]) -> 
 def _add(node: Node, *sums: dict[str, float]) -> None:
     for piece in node.slices:
         stride = piece.frame.block_stride_bytes
-        host = int(piece.frame.resident(piece.start, piece.count).sum())
+        resident = piece.frame.host is not None
+        host = int(piece.frame.resident(piece.start, piece.count).sum()) if resident else 0
         ssd = piece.count if piece.frame.location is not None else 0
         for total in sums:
             total["blocks"] += piece.count
