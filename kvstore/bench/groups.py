@@ -31,6 +31,7 @@ GROUPS: dict[str, Group] = {
         Group("host", (rows.HOST_HIT, rows.HOST_HIT_VERIFIED, rows.HOST_HIT_LAYERED)),
         Group("put", (rows.PUT,)),
         Group("ssd", (rows.SSD_READ, rows.SSD_HIT)),
+        Group("encryption", (rows.SSD_ENCRYPTED,)),
         Group("match", (rows.MATCH_600, rows.MATCH_7800)),
     )
 }

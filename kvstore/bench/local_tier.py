@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +26,7 @@ from kvstore.tiers.base import FrameHeader, FrameKind, FrameLocation, FrameRead,
 from kvstore.tiers.fs import OsFileSystem
 from kvstore.tiers.host import HostArena
 from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.ssd.crypto_keys import KeyRing
 from kvstore.types import HASH_BYTES
 
 READ_BYTES = 1 << 20
@@ -42,12 +44,22 @@ class LocalTier:
     Threads: one at a time.
     """
 
-    def __init__(self, namespace: Namespace, directory: Path, *, shared_memory: Path, blocks: int) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        directory: Path,
+        *,
+        shared_memory: Path,
+        blocks: int,
+        keys: KeyRing | None = None,
+    ) -> None:
         """Make an arena for so many blocks, touch it, and start a tier on the directory."""
         (self._part,) = namespace.layout.parts
         self._namespace = namespace
         self._directory = directory
         self._reads: list[FrameRead] = []
+        self._frame: FrameWrite | None = None
+        self._location: FrameLocation | None = None
         with ExitStack() as stack:
             self._arena = HostArena.create(
                 shared_memory,
@@ -65,6 +77,7 @@ class LocalTier:
                 capacity_bytes=CAPACITY_BYTES,
                 min_free_bytes=0,
                 queue_bytes_max=QUEUE_BYTES,
+                keys=keys,
             )
             stack.callback(self._tier.close, deadline_seconds=WAIT_SECONDS)
             list(self._tier.recover())
@@ -78,7 +91,7 @@ class LocalTier:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._reads = []  # views of slots keep the mapping; let them go before the arena
+        self._reads, self._frame = [], None  # views of slots keep the mapping; let them go before the arena
         self._stack.close()
 
     def store(self, payload: Array) -> None:
@@ -93,11 +106,28 @@ class LocalTier:
         header = self._header(count)
         images = self._arena.images(slots, stride_pages=part.stride_pages)
         image = PartImage(part, images, copied.lengths, copied.digests)
-        (future,) = self._tier.write([FrameWrite(header, (image,), "bench")])
+        self._frame = FrameWrite(header, (image,), "bench")
+        self._reads = list(self._planned(self.write(), slots, header.keys))
+
+    def write(self) -> FrameLocation:
+        """Write the stored frame once more, and have it read from there.
+
+        Errors: TierUnavailable when it is refused.
+        """
+        assert self._frame is not None
+        (future,) = self._tier.write([self._frame])
         result = future.result(WAIT_SECONDS)
         if result.location is None:
             raise TierUnavailable(f"the frame was refused: {result.refusal}")
-        self._reads = list(self._planned(result.location, slots, header.keys))
+        self._location = result.location
+        self._reads = [replace(read, location=result.location) for read in self._reads]
+        return result.location
+
+    def forget(self) -> None:
+        """Delete the frame that was written last, and give its bytes back."""
+        if self._location is not None:
+            self._tier.delete([self._location]).result(WAIT_SECONDS)
+            self._location = None
 
     def _header(self, count: int) -> FrameHeader:
         root = chain_root(self._namespace.fingerprint)

@@ -103,6 +103,12 @@ SSD_HIT = RowSpec(
     baseline="the in-process read of ssd_read, the same bytes",
     bar=0.85,
 )
+SSD_ENCRYPTED = RowSpec(
+    name="ssd_encrypted",
+    what="write 600 blocks of 114,048 B to SSD, synced, and read them back, AES-256-GCM, in process",
+    baseline="the same without encryption",
+    bar=None,
+)
 MATCH_600 = RowSpec(
     name="match_600",
     what="match and release 600 resident blocks on the session",
