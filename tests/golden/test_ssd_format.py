@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import mmap
 import os
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kvstore.clock import ManualClock
 from kvstore.events import Events
@@ -17,6 +19,7 @@ from kvstore.testing.frames import Block, digests_of, part_image
 from kvstore.tiers.base import FrameHeader, FrameKind, FrameWrite
 from kvstore.tiers.fs import OsFileSystem
 from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.ssd.crypto_keys import KeyRing, KeyTable, tenant_key
 from kvstore.types import BlockHash
 
 NAMESPACE = Namespace(
@@ -30,7 +33,7 @@ PAYLOADS = (b"\x01" * 3000, b"\x02" * 1500)
 """The second ends inside its second segment: the third has no bytes."""
 
 
-def golden_segment(directory: Path) -> bytes:
+def golden_segment(directory: Path, keys: KeyRing | None = None) -> bytes:
     """Write one frame of two blocks with everything fixed, and return the segment file."""
     part = NAMESPACE.layout.parts[0]
     blocks = [Block(payload, digests_of(payload, part)) for payload in PAYLOADS]
@@ -56,6 +59,7 @@ def golden_segment(directory: Path) -> bytes:
         min_free_bytes=0,
         queue_bytes_max=1 << 20,
         entropy=lambda size: b"\x5a" * size,
+        keys=keys,
     )
     list(tier.recover())
     tier.register(NAMESPACE)
@@ -98,6 +102,29 @@ def test_the_trailer(segment: bytes) -> None:
     assert second[-256:].hex() == TRAILER
 
 
+def test_an_encrypted_record(tmp_path: Path) -> None:
+    """As FORMAT.md tells it, opened here by other means than the tier's."""
+    secret = bytes(range(32))
+    table = KeyTable({"": (tenant_key(77, secret),)})
+    segment = golden_segment(tmp_path, KeyRing(lambda: table))
+    assert hashlib.sha256(segment).hexdigest() == WHOLE_FILE_ENCRYPTED
+    header, record = segment[4096:8192], segment[12288:16384]
+    check = hmac.digest(secret, b"kvstore ssd key check v1", "sha256")[:4]
+    assert (header[136:140], header[240:244]) == (b"\x4d\0\0\0", check)
+    trailer = record[-256:]
+    assert (trailer[60:64], trailer[224:228], trailer[228:232]) == (b"\x4d\0\0\0", b"\1\0\0\0", check)
+    derived = hmac.digest(b"\x5a" * 16, secret, "sha256")
+    data_key = hmac.digest(derived, b"kvstore ssd frame v1" + b"\1\0\0\0" + b"\1", "sha256")
+    nonce = (0).to_bytes(4, "little") + (1).to_bytes(8, "little")
+    bound = trailer[:96] + trailer[224:232] + b"\x5a" * 16 + (4096).to_bytes(8, "little")
+    secret_bytes = record[:-256] + trailer[96:224] + trailer[232:248]
+    opened = AESGCM(data_key).decrypt(nonce, secret_bytes, bound)
+    assert opened[:1500] == PAYLOADS[1]
+    assert not any(opened[1500:-128])
+    assert opened[-128:].hex() == TRAILER[192:448]
+    assert trailer[:60].hex() == TRAILER[:120]
+
+
 def test_the_seal(segment: bytes) -> None:
     assert segment[16384 : 16384 + 72].hex() == SEAL
 
@@ -113,6 +140,7 @@ def test_the_store_file(tmp_path: Path) -> None:
     ).read_bytes() == NAMESPACE.canonical()
 
 
+WHOLE_FILE_ENCRYPTED = "1893491f2d6da24d15087a76758e9a0b5bc462cd7749d1fe9db8d5fbd8aeaad3"
 WHOLE_FILE = "9aebf66c6a3b40a572605f3832b936343b287dcc340ad5d00a8d0ebd95648e5f"
 SEGMENT_HEADER = (
     "4b565345474d4e5401000000000000005a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a"

@@ -48,6 +48,7 @@ CONFINED: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("asyncio", "grpc.aio"), SERVICE + CLI + DEMO),
     (("torch",), ("kvstore.engine", "kvstore.tiers.hbm", *ADAPTERS, *DEMO)),
     (("lmdb",), TIERS + CLI + DEMO),
+    (("cryptography",), ("kvstore.tiers.ssd.crypto*",)),
     (("pydantic",), OPERATION + SERVICE + CLI),
     (("typer", "rich"), CLI + DEMO),
     (("prometheus_client",), (*OPERATION, *SERVICE)),
