@@ -14,12 +14,13 @@ import grpc.aio
 
 from kvstore.clock import Clock
 from kvstore.core.ladder import Ladder
-from kvstore.errors import LeaseExpired, PermissionRefused, UnknownNamespace
+from kvstore.errors import LeaseExpired, Overloaded, PermissionRefused, UnknownNamespace
 from kvstore.namespace import Namespace
 from kvstore.service.limits import Bucket, Places
 from kvstore.service.tokens import Grant, Role, Tokens
 from kvstore.types import Fingerprint
 
+TENANT_NAMESPACES_MAX = 128
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -34,7 +35,7 @@ class Caller:
     def admit(self, *, ends_work: bool = False) -> None:
         """Let a request in. Here always."""
 
-    def may_open(self, namespace: Namespace) -> None:
+    def may_open(self, ladder: Ladder, namespace: Namespace) -> None:
         """Refuse a namespace that is not the caller's."""
 
     def may_use(self, ladder: Ladder, fingerprint: Fingerprint) -> None:
@@ -86,13 +87,20 @@ class TokenCaller(Caller):
                 raise PermissionRefused("token: it is no longer valid")
         self._bucket.take(may_refuse=not ends_work)
 
-    def may_open(self, namespace: Namespace) -> None:
-        """Refuse a namespace of another tenant.
+    def may_open(self, ladder: Ladder, namespace: Namespace) -> None:
+        """Refuse a namespace of another tenant, and one too many of one's own: all tenants share the table.
 
-        Errors: PermissionRefused.
+        Errors: PermissionRefused, Overloaded.
         """
-        if self._tenant is not None and namespace.tenant != self._tenant:
+        if self._tenant is None:
+            return
+        if namespace.tenant != self._tenant:
             raise PermissionRefused(f"open: this token is of tenant {self._tenant!r}, not of the namespace's")
+        ours = {other.fingerprint for other in ladder.namespaces() if other.tenant == self._tenant}
+        if len(ours) >= TENANT_NAMESPACES_MAX and namespace.fingerprint not in ours:
+            raise Overloaded(
+                f"open: the limit is {TENANT_NAMESPACES_MAX} namespaces of a tenant, got one more"
+            )
 
     def may_use(self, ladder: Ladder, fingerprint: Fingerprint) -> None:
         """Refuse a namespace that is not open, or another tenant's, with the same words.

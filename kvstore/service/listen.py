@@ -24,7 +24,7 @@ from kvstore.settings import ServerSettings, split_address
 
 _log = logging.getLogger(__name__)
 SOCKET_PATH_BYTES_MAX = 107
-OPEN_TO_ALL = "/grpc.health.v1.Health/"
+OPEN_TO_ALL = "/grpc.health.v1.Health/Check"
 ADMIN_ONLY = "/kvstore.v1.Admin/"
 CONNECTION_CALLS_MAX = 1024
 """Calls of all kinds on one TCP connection at a time; HTTP/2 lets the rest wait in the client."""
@@ -153,7 +153,7 @@ def _read(key: str, path: Path) -> bytes:
 class TokenCheck(grpc.aio.ServerInterceptor):
     """Lets calls with a valid bearer token pass, and administrators alone to the administration service.
 
-    Health is open to all.
+    Asking for health is open to all; to watch it holds a stream, and needs a token.
     """
 
     def __init__(self, tokens: Tokens, events: Events) -> None:
@@ -168,7 +168,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         """Return the method's handler, or one that refuses."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if method.startswith(OPEN_TO_ALL) or handler is None:
+        if method == OPEN_TO_ALL or handler is None:
             return handler
         grant = self._tokens.of(handler_call_details.invocation_metadata or ())
         if grant is not None and (grant.role is Role.ADMIN or not method.startswith(ADMIN_ONLY)):

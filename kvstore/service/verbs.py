@@ -67,7 +67,7 @@ class Verbs:
         """Open a namespace; a new one is made durable first."""
         self._admit(caller)
         namespace = wire.open_from_wire(message)
-        caller.may_open(namespace)
+        caller.may_open(self.ladder, namespace)
         answer = self.ladder.open(namespace, root=wire.root_from_wire(message) or b"")
         return wire.open_answer_to_wire(answer, boot_id=self.boot_id)
 
