@@ -68,7 +68,7 @@ class Stops:
         stops = self
 
         def submitting(self: Any, request: pb.SessionRequest, *args: Any, **more: Any) -> int:
-            number = submit(self, request, *args, **more)
+            number: int = submit(self, request, *args, **more)
             stops.reach(f"{request.WhichOneof('verb')} sent")
             return number
 
