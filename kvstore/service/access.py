@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc.aio
 
+from kvstore.api import NO_SESSION
 from kvstore.clock import Clock
 from kvstore.core.ladder import Ladder
 from kvstore.errors import LeaseExpired, Overloaded, PermissionRefused, UnknownNamespace
@@ -31,6 +32,8 @@ class Caller:
     """
 
     may_map = True
+    share = NO_SESSION
+    """In whose share counts what is taken outside a session; below 0: that of a token."""
 
     def admit(self, *, ends_work: bool = False) -> None:
         """Let a request in. Here always."""
@@ -68,6 +71,7 @@ class TokenCaller(Caller):
         self._peer = peer
         self._version = callers.tokens.version
         self._bucket = callers.bucket(grant)
+        self.share = callers.share(grant)
 
     @property
     def _tenant(self) -> str | None:
@@ -147,6 +151,7 @@ class TokenCallers:
         self._clock = clock
         self._lock = threading.Lock()
         self._buckets: dict[bytes, Bucket] = {}
+        self._shares: dict[bytes, int] = {}
 
     def bucket(self, grant: Grant) -> Bucket:
         """Return the rate of a token, shared by all its calls; there are as many as tokens in the file."""
@@ -156,6 +161,11 @@ class TokenCallers:
             if grant.digest not in self._buckets:
                 self._buckets[grant.digest] = Bucket("token", per_second=self._per_second, clock=self._clock)
             return self._buckets[grant.digest]
+
+    def share(self, grant: Grant) -> int:
+        """Return the number of a token's share; it stays with the token."""
+        with self._lock:
+            return self._shares.setdefault(grant.digest, -1 - len(self._shares))
 
     def of(self, context: Context) -> Caller:
         """Return who calls.

@@ -76,7 +76,7 @@ class Framed:
             if header is None:
                 raise InvalidArgument("put: the stream ended before its header")
             with self._budget.holding(header.ByteSize()):
-                reserve, source, ack = wire.put_header_from_wire(header)
+                reserve, source, ack = wire.put_header_from_wire(header, session=caller.share)
                 self._verbs.admit_put(reserve, caller)
                 return await self._take(requests, reserve, source, ack)
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvstore.api import NO_SESSION
 from kvstore.clock import Clock
 from kvstore.core.ladder import Ladder
 from kvstore.core.limits import Limits
@@ -83,7 +84,7 @@ class Store:
                 events=events,
                 classes=settings.retention_classes(),
                 limits=_limits(settings.ssd, capacity),
-                client_alive=locks.is_held,
+                client_alive=lambda session: _may_write(locks, session),
                 new_number=lambda: secrets.randbits(63) | 1,
             )
             return Store(
@@ -163,7 +164,9 @@ class Store:
         usage, health = self.ssd.usage(), self.ssd.healthy()
         used = f"{bytes_text(usage.used_bytes)} of {bytes_text(usage.capacity_bytes)} used"
         state = health.detail or ("direct I/O" if health.writable else "read-only")
-        return f"{self.settings.ssd.path}, {used}, {bytes_text(usage.free_bytes)} free on the disk, {state}"
+        secret = ", encrypted" if self.keys is not None and self.keys.encrypts else ""
+        free = f"{bytes_text(usage.free_bytes)} free on the disk"
+        return f"{self.settings.ssd.path}, {used}, {free}, {state}{secret}"
 
     def notes(self) -> tuple[str, ...]:
         """Return what an operator could do better."""
@@ -201,6 +204,11 @@ def _create_arena(host: HostSettings, *, boot_id: int, owner: Path) -> HostArena
 def owner_tag(path: Path) -> bytes:
     """Return what marks an arena as that of the daemon of a data directory, or of a socket if it has none."""
     return hashlib.blake2b(str(path.absolute()).encode(), digest_size=32).digest()
+
+
+def _may_write(locks: ClientLocks, session: int) -> bool:
+    """Say whether a writer may still write; for a token that is the daemon, which gives back by itself."""
+    return session < NO_SESSION or locks.is_held(session)
 
 
 def _create_locks(socket: Path, host: HostSettings) -> ClientLocks:

@@ -84,7 +84,7 @@ class Verbs:
         for release in message.release:
             self._release(release, caller)
         self._admit(caller)
-        request = wire.match_from_wire(message, session=session)
+        request = wire.match_from_wire(message, session=session or caller.share)
         caller.may_use(self.ladder, request.namespace)
         answer = self.ladder.match(request, on_progress)
         return wire.match_answer_to_wire(
