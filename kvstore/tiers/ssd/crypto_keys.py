@@ -214,6 +214,10 @@ def write_key_file(path: Path, table: KeyTable) -> None:
         fresh.unlink(missing_ok=True)
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
+            if path.exists():
+                # Whoever rotates the keys need not be who reads them.
+                owner = path.stat()
+                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -267,7 +271,8 @@ class KeyRing:
         Errors: SettingsError, also when the package that encrypts is not installed.
         """
         _check_library()
-        self._read, self._encrypts, self._shares_default = read, encrypts, shares_default
+        self.encrypts = encrypts
+        self._read, self._shares_default = read, shares_default
         self._lock = threading.Lock()
         self._table = read()
         self._by_id = _by_id(self._table)
@@ -290,11 +295,11 @@ class KeyRing:
 
     def writing_key(self, tenant: str) -> tuple[TenantKey | None, str]:
         """Return the key for new frames of a tenant, None for plain ones; or why nothing may be stored."""
-        if not self._encrypts:
+        if not self.encrypts:
             return None, ""
         with self._lock:
             table = self._table
-        owner = self.owner_of(tenant)
+        owner = tenant if tenant in table.tenants else None
         if owner is None and not self._shares_default:
             return None, f"encryption: tenant {tenant!r} has no key"
         keys = table.keys_of(owner)
