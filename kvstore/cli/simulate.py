@@ -65,13 +65,13 @@ def simulate(
 
       kvstore simulate trace.jsonl.gz --capacity-blocks 65536 --json
     """
-    seconds = math.inf if ttl == "inf" else _seconds(ttl)
+    seconds = ttl_of(ttl)
     faults: list[tuple[int, str]] = []
     file = TraceFile(
         trace, block_tokens=block_size, complain=lambda number, fault: faults.append((number, fault))
     )
     requests = file.sorted()
-    _report_faults(trace, faults)
+    report_faults(trace, faults)
     if faults and strict:
         raise typer.Exit(EXIT_PROBLEM)
     if not requests:
@@ -89,7 +89,13 @@ def simulate(
     raise typer.Exit(EXIT_FINE)
 
 
-def _seconds(ttl: str) -> float:
+def ttl_of(ttl: str) -> float:
+    """Return a TTL in seconds; `inf` never expires.
+
+    Errors: InvalidArgument.
+    """
+    if ttl == "inf":
+        return math.inf
     try:
         seconds = parse_seconds(ttl)
     except ValueError as error:
@@ -99,7 +105,8 @@ def _seconds(ttl: str) -> float:
     return seconds
 
 
-def _report_faults(trace: Path, faults: list[tuple[int, str]]) -> None:
+def report_faults(trace: Path, faults: list[tuple[int, str]]) -> None:
+    """Tell of bad lines by number, a few of them."""
     for number, fault in faults[:FAULTS_SHOWN]:
         complain(f"{trace}:{number}: skipped: {fault}")
     if len(faults) > FAULTS_SHOWN:

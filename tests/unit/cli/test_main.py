@@ -34,7 +34,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["status", "inspect", "verify", "doctor", "bench", "simulate", "serve", "config"]
+    "command", ["status", "inspect", "verify", "doctor", "bench", "simulate", "plan", "serve", "config"]
 )
 def test_each_command_has_help_and_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
