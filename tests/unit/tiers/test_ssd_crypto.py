@@ -172,7 +172,7 @@ def test_a_flipped_bit_is_refused(tmp_path: Path, builder: FrameBuilder, at: str
 def test_no_nonce_is_used_twice_with_one_key(
     tmp_path: Path, builder: FrameBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither over frames, parts and segments, nor when a frame is taken back and written again elsewhere."""
+    """Neither over frames, parts and segments, nor when a frame is taken back and another takes its place."""
     seen: set[tuple[bytes, bytes]] = set()
     derive = crypto._frame_cipher
 
@@ -197,24 +197,27 @@ def test_no_nonce_is_used_twice_with_one_key(
     tier.register(builder.namespace)
     records = 0
     for turn in range(12):
-        fs.fails = turn % 4 == 3
-        frames = [builder.frame(3) for _ in range(3)]
+        fs.fails = turn % 3 == 2
+        frames = [builder.frame(3, bucket=bucket) for bucket in "abab"]
         for future in tier.write([built.write for built in frames]):
             future.result(WAIT_SECONDS)
-        records += 3 * 3 * 2
+        records += 4 * 3 * 2
     fs.fails = False
     tier.close(deadline_seconds=WAIT_SECONDS)
     assert records * 0.5 < len(seen) <= records
+    assert fs.failures > 1
 
 
 class FailingSync(OsFileSystem):
-    """A disk that refuses to sync when told so."""
+    """A disk that refuses every other sync when told so: of two files in one batch the first one lives on."""
 
     fails = False
+    failures = 0
 
     def fdatasync(self, handle: int) -> None:
         """Fail on demand."""
-        if self.fails:
+        self.failures += self.fails
+        if self.fails and self.failures % 2 == 0:
             raise OSError(5, "input/output error")
         super().fdatasync(handle)
 
