@@ -8,6 +8,9 @@ from typing import Any
 
 from kvstore.tiers.base import RecoveryReport
 
+NAMES_MAX = 3
+"""So many unknown files are named; `status --json` has them all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -51,6 +54,8 @@ class Report:
 def recovery_text(report: RecoveryReport) -> str:
     """Return one line that says what was found and what was lost."""
     text = f"{report.blocks:,} blocks in {report.frames:,} runs, {bytes_text(report.bytes_kept)}"
+    found = report.frames + report.frames_dropped
+    text += f" kept of {found:,} runs found in {report.segments:,} segments"
     text += f", {len(report.namespaces)} namespaces, in {report.seconds:.2f} s"
     if report.rebuilt:
         text += ", index rebuilt from the segments"
@@ -58,8 +63,13 @@ def recovery_text(report: RecoveryReport) -> str:
         text += (
             f"; dropped {report.frames_dropped:,} torn or damaged runs, {bytes_text(report.bytes_dropped)}"
         )
+    elif report.bytes_dropped:
+        text += f"; cut off {bytes_text(report.bytes_dropped)} that were being written"
     if report.unknown_files:
-        text += f"; left alone {len(report.unknown_files)} unknown files"
+        names = ", ".join(report.unknown_files[:NAMES_MAX]) + (
+            "..." if len(report.unknown_files) > NAMES_MAX else ""
+        )
+        text += f"; left alone {len(report.unknown_files)} unknown files: {names}"
     return text
 
 

@@ -153,6 +153,7 @@ class RecoveryReport:
     unknown_files: tuple[str, ...]
     rebuilt: bool
     seconds: float
+    segments: int = 0
 
 
 @dataclass(frozen=True, slots=True)

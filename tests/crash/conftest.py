@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,3 +30,18 @@ def scratch() -> Iterator[Path]:
     fast = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=fast if os.access(fast, os.W_OK) else None) as name:
         yield Path(name)
+
+
+FIGURES: list[str] = []
+
+
+@pytest.fixture
+def figure() -> Callable[[str], None]:
+    """Lend what takes a figure for the end of the run: how much was tried, and what came of it."""
+    return FIGURES.append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the figures."""
+    for line in FIGURES:
+        terminalreporter.write_line(line)

@@ -193,7 +193,9 @@ class Index:
                 if not self._grow(txn, growth):
                     skipped.append(growth)
             for (segment, offset), (touched_at, name) in change.touches.items():
-                txn.put(_KEY.pack(segment, offset), _TOUCH.pack(touched_at, name.encode()), db=self._touches)
+                body = _TOUCH.pack(touched_at, name.encode())
+                value = body + xxhash.xxh3_64_digest(body, seed=offset)
+                txn.put(_KEY.pack(segment, offset), value, db=self._touches)
             for segment, offset in change.frames_gone:
                 self._drop(txn, segment, offset)
             for segment in change.segments_gone:
@@ -256,8 +258,9 @@ class Index:
         found = {}
         with self._env.begin() as txn:
             for offset, value in _range(txn, self._touches, segment):
-                if len(value) == _TOUCH.size:
-                    touched_at, name = _TOUCH.unpack(value)
+                body = value[: _TOUCH.size]
+                if value == body + xxhash.xxh3_64_digest(body, seed=offset) and len(body) == _TOUCH.size:
+                    touched_at, name = _TOUCH.unpack(body)
                     found[offset] = (touched_at, name.rstrip(b"\0").decode(errors="replace"))
         return found
 
@@ -294,11 +297,11 @@ def _pack_row(row: FrameRow) -> bytes:
         row.provenance, row.namespace, row.parent, row.retention_class.encode(), row.key_id, row.key_check,
     )  # fmt: skip
     body = fixed + struct.pack(f"<{len(row.parts)}H", *row.parts) + row.keys
-    return body + xxhash.xxh3_64_digest(body)
+    return body + xxhash.xxh3_64_digest(body, seed=row.offset)
 
 
 def _unpack_row(offset: int, value: bytes) -> FrameRow:
-    if len(value) < _ROW.size + 8 or xxhash.xxh3_64_digest(value[:-8]) != value[-8:]:
+    if len(value) < _ROW.size + 8 or xxhash.xxh3_64_digest(value[:-8], seed=offset) != value[-8:]:
         raise IndexUnusable(f"frame row at {offset} is damaged")
     (
         version,

@@ -59,6 +59,7 @@ _PartsKey = tuple[int, ...] | tuple[StoredPart, ...]
 class Tally:
     """What a recovery counts."""
 
+    segments: int = 0
     frames: int = 0
     blocks: int = 0
     bytes_kept: int = 0
@@ -140,6 +141,7 @@ class Recovery:
             tuple(tally.unknown),
             tally.rebuilt,
             self._seconds,
+            tally.segments,
         )
 
     def _commit(self) -> None:
@@ -171,6 +173,7 @@ class Recovery:
             except FormatError as error:
                 self._refuse(number, error, found.size_bytes, found.allocated_bytes)
                 return
+            self._tally.segments += 1
             state = SegmentState(header, PAGE_BYTES, sealed=True, allocated_bytes=found.allocated_bytes)
             self._table.add(state)
             yield from self._frames_of(handle, state, row, found.size_bytes)
@@ -270,7 +273,7 @@ class Recovery:
             elif piece.found is Found.DAMAGE:
                 lost.append(piece)
         state.end = end
-        self._count_lost(number, lost, end)
+        self._count_lost(number, lost, size_bytes if sealed else end)
         if not sealed and not unknown_at:
             sealed = self._mend(state, lost, size_bytes)
         growth = Growth(
@@ -281,6 +284,7 @@ class Recovery:
             self._drop_if_empty(state)
 
     def _count_lost(self, number: int, lost: list[Piece], end: int) -> None:
+        """Count what is lost; what was promised, and not just a torn tail, ends before `end`."""
         for piece in lost:
             self._tally.frames_dropped += piece.frame is not None or piece.offset < end
             self._tally.bytes_dropped += piece.length_bytes

@@ -97,7 +97,8 @@ class Scanner:
         except FormatError as error:
             return self._damage(handle, segment_id, offset, size_bytes, str(error))
         if offset + prefix.length_bytes > size_bytes:
-            return Piece(Found.DAMAGE, offset, size_bytes - offset, detail="cut off by the end of the file")
+            # A torn tail, or a length that rotted: then more of the segment follows.
+            return self._damage(handle, segment_id, offset, size_bytes, "cut off by the end of the file")
         if prefix.magic == TOMBSTONE_MAGIC and is_tombstone(self._page):
             return Piece(Found.TOMBSTONE, offset, prefix.length_bytes)
         if prefix.magic == SEAL_MAGIC and is_seal(self._page, segment_id=segment_id, end=offset):
