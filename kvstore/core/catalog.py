@@ -25,7 +25,7 @@ from kvstore.errors import UnknownNamespace
 from kvstore.events import Events
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
-from kvstore.tiers.base import FrameKind, HostMemory, TouchNote
+from kvstore.tiers.base import FrameKind, FrameLocation, HostMemory, TouchNote
 from kvstore.types import HASH_BYTES, Addressing, Fingerprint, MissReason, Tier, key_at
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Catalog:
         self.partial: dict[Frame, None] = {}
         """Frames on SSD of which some blocks have left the index: a restart would bring those back."""
         self._zombies: dict[Frame, list[tuple[int, int]]] = {}
+        self._condemned: dict[Frame, list[U32Array]] = {}
 
     def state(self, fingerprint: Fingerprint) -> NamespaceState:
         """Return an open namespace.
@@ -183,6 +184,7 @@ class Catalog:
         if not frame.holds[end]:
             del frame.holds[end]
         if not frame.holds:
+            self._free_condemned(frame)
             for start, count in self._zombies.pop(frame, ()):
                 self.free_blocks(frame, np.arange(start, start + count))
             if frame.nodes:
@@ -235,14 +237,19 @@ class Catalog:
                 self.partial[frame] = None
             self.shrink(frame)
             return
+        self.tell_waiters(frame, durable=False)
+        location = self.discard(frame)
+        if location is not None and reason is MissReason.EXPIRED:
+            self._count_expired(frame, location.length_bytes)
+
+    def discard(self, frame: Frame) -> FrameLocation | None:
+        """Nothing refers to a frame any more: its copy on SSD goes; returns where that was."""
         frame.dead = True
         self.partial.pop(frame, None)
-        self.tell_waiters(frame, durable=False)
         location = self.segments.forget(frame)
         if location is not None:
             self.plan.delete.append(location)
-            if reason is MissReason.EXPIRED:
-                self._count_expired(frame, location.length_bytes)
+        return location
 
     def _count_expired(self, frame: Frame, amount: int) -> None:
         self.events.add("kvstore_expired_bytes_total", amount, **{"class": frame.retention_class})
@@ -262,13 +269,22 @@ class Catalog:
                 part.lengths, part.digests = part.lengths[:end].copy(), part.digests[:end].copy()
 
     def distrust(self, frame: Frame, block: int) -> None:
-        """A reader found a block's host copy bad: it is read again from SSD next time, or gone when there
-        is no other copy.
+        """A reader found a block's host copy bad: the next one reads it again from SSD, or it is gone when
+        there is no other copy. Its slots stay taken while somebody may still look at them.
         """
-        if frame.location is not None:
-            self._zombies.setdefault(frame, []).append((block, 1))
+        if frame.location is None:
+            self.drop_block(frame, block, MissReason.CORRUPT)
             return
-        self.drop_block(frame, block, MissReason.CORRUPT)
+        for part in frame.host or ():
+            if part.slots[block]:
+                self._condemned.setdefault(frame, []).append(part.slots[block : block + 1].copy())
+                part.slots[block] = 0
+        if not frame.holds:
+            self._free_condemned(frame)
+
+    def _free_condemned(self, frame: Frame) -> None:
+        for slots in self._condemned.pop(frame, ()):
+            self.free_slots(slots)
 
     def drop_block(self, frame: Frame, block: int, reason: MissReason) -> None:
         """Remove one block of a frame from the index, and with it the rest of its node."""
@@ -352,7 +368,7 @@ class Catalog:
         return left
 
     def is_gone(self, frame: Frame, start: int, count: int) -> bool:
-        """Say whether some of the blocks have left the index, or were found bad, while somebody held them."""
+        """Say whether some of the blocks have left the index while somebody held them."""
         return any(first < start + count and start < first + n for first, n in self._zombies.get(frame, ()))
 
     def _first_lost(self, node: Node, frame: Frame, *, everything: bool) -> int | None:

@@ -103,7 +103,7 @@ class LeaseTable:
 
     def frozen(self, state: NamespaceState, request: MatchRequest) -> Lease | None:
         """Return the oldest living lease of the same owner whose blocks start this request: its answer
-        stands, unless some of its blocks were deleted or found bad since, or are less exact than asked for.
+        stands, unless some of its blocks have left since, or are less exact than asked for.
         """
         owned = self._owners.get((state.fingerprint, request.owner), {}) if request.owner else {}
         for lease in owned.values():
@@ -248,11 +248,11 @@ class LeaseTable:
         lease = self._leases.get(number)
         if lease is None:
             return False
-        used = max(0, min(used, lease.limit))
+        bad, used = used, max(0, min(used, lease.limit))
         if outcome is not ReleaseOutcome.UNUSED:
             self._count(lease, used, monotonic)
         if outcome is ReleaseOutcome.CORRUPT:
-            self._reported_corrupt(lease, used)
+            self._reported_corrupt(lease, bad)
         self._end(lease)
         return True
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from kvstore.core.catalog import Catalog, NamespaceState
-from kvstore.core.frames import Frame, Slice
+from kvstore.core.frames import Frame, Node, Slice
 from kvstore.core.loose import WHOLE
-from kvstore.tiers.base import FrameKind, RecoveredFrame
+from kvstore.tiers.base import FrameKind, RecoveredFrame, TouchNote
 from kvstore.types import HASH_BYTES, BlockHash, key_at
 
 
@@ -34,11 +34,14 @@ class Rebuild:
 
     def _namespace(self, state: NamespaceState, items: list[RecoveredFrame]) -> None:
         chained: dict[bytes, list[RecoveredFrame]] = defaultdict(list)
+        loose: list[RecoveredFrame] = []
         for item in items:
             if item.header.kind is FrameKind.SIDE or state.flat:
-                self._loose(state, item)
+                loose.append(item)
             else:
                 chained[item.header.parent].append(item)
+        for item in sorted(loose, key=_age, reverse=True):
+            self._loose(state, item)
         here = {
             key
             for siblings in chained.values()
@@ -55,44 +58,73 @@ class Rebuild:
                 ready.extend(key_at(item.header.keys, index) for index in waited_for)
 
     def _loose(self, state: NamespaceState, item: RecoveredFrame) -> None:
+        """Insert the blocks of a frame up to the first that a newer frame brought."""
         frame = self._frame(item)
         part = frame.parts[0].index if frame.kind is FrameKind.SIDE else WHOLE
-        if all(state.loose.get(key, part) is not None for key in _keys(frame.keys)):
+        there = [state.loose.get(key, part) is not None for key in _keys(frame.keys)]
+        if there[0]:
             self._catalog.plan.delete.append(item.location)
             return
-        state.loose.insert(frame, part=part, retention_class=item.retention_class, since=self._since(item))
+        node = state.loose.insert(
+            frame, part=part, retention_class=item.retention_class, since=self._since(item)
+        )
+        if True in there:
+            state.loose.truncate(node, there.index(True))
         self._place(frame, item)
 
     def _chain(self, state: NamespaceState, item: RecoveredFrame, branches: list[int]) -> None:
-        """Insert what of a frame is not there yet: the first copy of a block wins.
+        """Insert what of a frame is not there yet, and put it in the place of older copies: a block that was
+        stored again had been lost or found bad.
 
         `branches` are the blocks that other frames follow: nodes are cut there at once, which spares a
         search for them later.
         """
         frame = self._frame(item)
-        above, stretches = state.runs.walk_behind(frame.parent, frame.keys)
-        present = 0
-        for position, node, matched in stretches:
-            if position != present:
-                break
-            present = position + matched
+        _, stretches = state.runs.walk_behind(frame.parent, frame.keys)
+        position = 0
+        for start, node, matched in stretches:
+            if start > position:
+                self._insert(state, frame, item, range(position, start), branches)
             if matched < node.count:
                 state.runs.split(node, matched)
-        if present >= frame.count:
+            self._replace(node, frame, item, start)
+            position = start + matched
+        if position < frame.count:
+            self._insert(state, frame, item, range(position, frame.count), branches)
+        if frame.nodes:
+            self._place(frame, item)
+        else:
             self._catalog.plan.delete.append(item.location)
-            return
-        parent = key_at(frame.keys, present - 1) if present else frame.parent
-        piece = Slice(frame, present, frame.count - present)
+
+    def _insert(
+        self, state: NamespaceState, frame: Frame, item: RecoveredFrame, blocks: range, branches: list[int]
+    ) -> None:
+        parent = key_at(frame.keys, blocks.start - 1) if blocks.start else frame.parent
+        piece = Slice(frame, blocks.start, len(blocks))
         node = state.runs.insert(
             parent, [piece], retention_class=item.retention_class, since=self._since(item)
         )
-        self._place(frame, item)
-        offset = present
+        offset = blocks.start
         for index in branches:
-            if offset < index + 1 < frame.count:
+            if offset < index + 1 < blocks.stop:
                 node, offset = state.runs.split(node, index + 1 - offset), index + 1
-        if not branches and above is not None and node.parent is not None:
+        if not branches and node.parent is not None:
             state.runs.join(node.parent)
+
+    def _replace(self, node: Node, frame: Frame, item: RecoveredFrame, start: int) -> None:
+        """Let a node stand for a newer frame's blocks from `start` on."""
+        if any(_age_of(piece.frame) > _age(item) for piece in node.slices):
+            return
+        for old in {id(piece.frame): piece.frame for piece in node.slices}.values():
+            old.nodes.remove(node)
+            if old.nodes:
+                self._catalog.partial[old] = None
+            else:
+                self._catalog.discard(old)
+        node.slices = [Slice(frame, start, node.count)]
+        node.retention_class, node.since = item.retention_class, self._since(item)
+        if node not in frame.nodes:
+            frame.nodes.append(node)
 
     @staticmethod
     def _frame(item: RecoveredFrame) -> Frame:
@@ -113,9 +145,22 @@ class Rebuild:
         return min(item.touched_at, self._catalog.retention.now())
 
     def _place(self, frame: Frame, item: RecoveredFrame) -> None:
-        self._catalog.segments.place(
-            frame, item.location, retention_class=item.retention_class, since=self._since(item)
-        )
+        since = self._since(item)
+        self._catalog.segments.place(frame, item.location, retention_class=item.retention_class, since=since)
+        if since < item.touched_at:
+            self._catalog.plan.notes.append(TouchNote(item.location, item.retention_class, since))
+        if self._catalog.lost_any(frame):
+            self._catalog.partial[frame] = None
+
+
+def _age(item: RecoveredFrame) -> tuple[float, int, int]:
+    """The newer of two frames is the greater."""
+    return item.header.written_at, item.location.segment, item.location.offset
+
+
+def _age_of(frame: Frame) -> tuple[float, int, int]:
+    place = frame.location
+    return (frame.written_at, place.segment, place.offset) if place else (frame.written_at, 0, 0)
 
 
 def _keys(packed: bytes) -> list[bytes]:

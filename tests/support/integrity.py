@@ -71,6 +71,11 @@ def _check_slots(ladder: Ladder, frames: dict[int, Frame]) -> None:
                 for part_slots, part_ in zip(load.slots, frame.parts, strict=True):
                     owned.update(part_slots.tolist())
                     pages += len(part_slots) * part_.stride_pages
+    for condemned_frame, pieces in catalog._condemned.items():
+        strides = [part.stride_pages for part in condemned_frame.parts]
+        for index, piece in enumerate(pieces):
+            owned.update(piece.tolist())
+            pages += len(piece) * strides[index % len(strides)]
     putting = ladder._putting
     open_puts = [*putting._puts.values(), *(r.put for r in putting._reservations.values())]
     for put in {id(p): p for p in open_puts}.values():

@@ -28,9 +28,10 @@ class Rig:
         manual: bool = False,
         disk: Disk | None = None,
         ssd: bool = True,
+        clock: ManualClock | None = None,
         declares_root: bool = True,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.disk = disk or Disk()
         self.tier = DictTier(self.disk, manual=manual)
         self.events = Events()
