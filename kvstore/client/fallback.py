@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kvstore.errors import (
     DeadlineExceeded,
+    InvalidArgument,
     KVStoreError,
     LeaseExpired,
     Overloaded,
@@ -32,8 +36,25 @@ _REASONS: tuple[tuple[type[KVStoreError], MissReason], ...] = (
 
 
 def miss_reason(error: KVStoreError) -> MissReason | None:
-    """Return the reason of the miss that an error becomes, None for one that must be raised."""
+    """Return the reason of the miss that an error becomes, None for one that must be raised.
+
+    The root class itself is a failure inside the daemon, or of a kind that only a later one knows.
+    """
+    if type(error) is KVStoreError:
+        return MissReason.TIER_DOWN
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
+
+
+@contextmanager
+def readable(verb: str) -> Iterator[None]:
+    """What cannot be read of an answer is the daemon's mistake, or of a later build; not the caller's.
+
+    Errors: TierUnavailable in place of InvalidArgument.
+    """
+    try:
+        yield
+    except InvalidArgument as error:
+        raise TierUnavailable(f"{verb}: the daemon's answer cannot be read: {error}") from error
 
 
 def fall_back(error: KVStoreError, events: Events) -> MissReason:

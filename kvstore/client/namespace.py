@@ -16,7 +16,7 @@ from kvstore.api import (
 from kvstore.client import reading, writing
 from kvstore.client.buffers import Buffers, Lengths
 from kvstore.client.deadline import Deadline
-from kvstore.client.fallback import fall_back
+from kvstore.client.fallback import fall_back, readable
 from kvstore.client.results import Fetched, Match, Put, Reservation
 from kvstore.client.ticket import Ticket
 from kvstore.errors import InvalidArgument, KVStoreError
@@ -236,7 +236,8 @@ class OpenNamespace:
         )
         try:
             reply = self._ask(pb.SessionRequest(prefetch=message), self.client.deadline(VERB_SECONDS))
-            return prefetch_answer_from_wire(reply.prefetch)
+            with readable("prefetch"):
+                return prefetch_answer_from_wire(reply.prefetch)
         except KVStoreError as error:
             reason = fall_back(error, self.client.events)
             return PrefetchAnswer(prefetch=0, blocks=0, resident=0, loading=0, reason=reason)
@@ -281,7 +282,8 @@ class OpenNamespace:
         """
         message = pb.ListRequest(namespace=self.fingerprint, cursor=cursor, limit=limit)
         reply = self._ask(pb.SessionRequest(list=message), self.client.deadline(deadline_seconds))
-        return list_answer_from_wire(reply.list)
+        with readable("list"):
+            return list_answer_from_wire(reply.list)
 
     def submit_match(
         self,

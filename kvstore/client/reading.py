@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from kvstore.api import MatchAnswer, MatchRequest, Progress, TierRun
 from kvstore.client.buffers import Buffers, by_part, check_rows, rows_in
 from kvstore.client.deadline import Deadline
 from kvstore.client.delivery import Delivery
-from kvstore.client.fallback import fall_back
+from kvstore.client.fallback import fall_back, readable
 from kvstore.client.framed import fetch_framed, news_of
 from kvstore.client.limits import Transport
 from kvstore.client.link import Link
@@ -164,7 +163,7 @@ def _deliver(
 ) -> None:
     link = found.link or namespace.link(deadline)
     layout = namespace.layout
-    with _readable():
+    with readable("fetch"):
         if link.transport is Transport.MAPPED:
             news = _news(link, layout, found, deadline)
             fetch_mapped(
@@ -174,15 +173,6 @@ def _deliver(
             fetch_framed(
                 link, layout, found.lease, buffers, delivery=delivery, deadline=deadline, verify=verify
             )
-
-
-@contextlib.contextmanager
-def _readable() -> Iterator[None]:
-    """What the daemon sends wrong is the daemon's mistake; the caller's buffers were checked before."""
-    try:
-        yield
-    except InvalidArgument as error:
-        raise TierUnavailable(f"fetch: the daemon's answer cannot be read: {error}") from error
 
 
 def _news(link: Link, layout: Layout, found: Match, deadline: Deadline) -> Iterator[Progress]:
