@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -135,12 +137,15 @@ def crashed_run(
     return script, fs.reboot()
 
 
-def check(history: History, tier: SsdTier, found: list[RecoveredFrame]) -> None:
+def check(history: History, tier: SsdTier, found: list[RecoveredFrame], fs: CrashFileSystem) -> None:
     """Compare what was recovered with what was promised, byte by byte."""
     by_key = {frame.header.keys: frame for frame in found}
     assert len(by_key) == len(found), "a frame was yielded twice"
     assert set(history.places) - history.doomed <= set(by_key), "an acknowledged frame is lost"
     assert not history.gone & set(by_key), "a deleted frame came back"
+    segments = tier._directory.segments
+    allocated = sum(fs.stat(segments / name).allocated_bytes for name in fs.listdir(segments))
+    assert tier.usage().used_bytes == allocated, "the accounting differs from the disk"
     for keys, frame in by_key.items():
         built = history.submitted[keys]
         assert frame.header == built.write.header
@@ -153,10 +158,11 @@ def check_restart(directory: Path, history: History, left: CrashFileSystem) -> N
     """Recover twice, with a write in between."""
     tier = small_ssd(directory, left, seed=2)
     found = list(tier.recover())
-    check(history, tier, found)
+    check(history, tier, found, left)
     known = {frame.header.keys: frame.location for frame in found}
     builder = FrameBuilder(seed=99)
     tier.register(builder.namespace)
+    assert len(tier.report().unknown_files) == 0
     late = builder.frame(2, bucket="late")
     (future,) = tier.write([late.write])
     location = future.result(WAIT_SECONDS).location
@@ -167,13 +173,16 @@ def check_restart(directory: Path, history: History, left: CrashFileSystem) -> N
     assert {frame.header.keys: frame.location for frame in found} == known | {late.keys: location}
     assert again.report().frames_dropped == 0
     history.submitted[late.keys] = late
-    check(history, again, found)
+    check(history, again, found, left)
     again.close(deadline_seconds=WAIT_SECONDS)
 
 
-def prepare_index(directory: Path, fate: str) -> None:
-    """Keep the index as it is, lose it, or put the one from the middle of the run in its place."""
+def prepare_index(directory: Path, fate: str, *, seed: int) -> None:
+    """Keep the index, lose it, cut it short, or put the one from the middle of the run in its place."""
     copy = directory.with_name("index-copy")
+    data = directory / "index" / "data.mdb"
+    if fate == "cut" and data.exists():
+        os.truncate(data, random.Random(seed).randrange(data.stat().st_size + 1))
     if fate == "lost" or copy.exists():
         shutil.rmtree(directory / "index", ignore_errors=True)
     if copy.exists():
@@ -192,20 +201,25 @@ def each_crash(
             assert at > 100
             return
         script, left = run
-        prepare_index(directory, fate)
+        prepare_index(directory, fate, seed=seed + at)
         yield at, directory, script.history, left
         shutil.rmtree(directory.parent)
 
 
-@pytest.mark.parametrize("fate", ["kept", "lost", "older"])
-def test_the_plug_is_pulled_at_every_call(scratch: Path, fate: str) -> None:
+@pytest.mark.parametrize("fate", ["kept", "lost", "older", "cut"])
+def test_the_plug_is_pulled_at_every_call(scratch: Path, fate: str, figure: Callable[[str], None]) -> None:
+    at = 0
     for at, directory, history, left in each_crash(scratch, fate, seed=0):
         with noted(at, fate):
             check_restart(directory, history, left)
+    figure(f"crash points of the script, index {fate}: {at}")
 
 
 @pytest.mark.parametrize("fate", ["kept", "lost"])
-def test_the_plug_is_pulled_again_during_the_start(scratch: Path, fate: str) -> None:
+def test_the_plug_is_pulled_again_during_the_start(
+    scratch: Path, fate: str, figure: Callable[[str], None]
+) -> None:
+    at = 0
     for at, directory, history, left in each_crash(scratch, fate, seed=1000):
         left.crash_at(1 + at % 45)
         tier = None
@@ -218,6 +232,7 @@ def test_the_plug_is_pulled_again_during_the_start(scratch: Path, fate: str) -> 
             abandon(tier)
         with noted(at, fate):
             check_restart(directory, history, left.reboot())
+    figure(f"crash points of the script and of the start after it, index {fate}: {at}")
 
 
 @contextmanager

@@ -1,4 +1,8 @@
-"""A file system in memory that forgets what was not synced: what a power loss leaves, or a bad disk says."""
+"""A file system in memory that forgets what was not synced: what a power loss leaves, or a bad disk says.
+
+What was not synced survives sector by sector, name by name and directory by directory, as the seed decides,
+and in any order.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +53,7 @@ class CrashFileSystem:
         self._names: dict[Path, _Inode] = {}
         self._durable_names: dict[Path, _Inode] = {}
         self._directories: set[Path] = set()
+        self._durable_directories: set[Path] = set()
         self._handles: dict[int, _Inode] = {}
         self._next_handle = 1000
         self._is_down = False
@@ -93,16 +98,31 @@ class CrashFileSystem:
                     names[path] = self._names[path]
                 else:
                     names.pop(path, None)
+        left._directories = self._surviving_directories()
+        left._durable_directories = set(left._directories)
         for path, inode in names.items():
+            if path.parent not in left._directories:
+                continue
             content = self._survivor(inode)
             left._names[path] = _Inode(content, bytearray(content), holes=set(inode.holes))
         left._durable_names = dict(left._names)
-        left._directories = set(self._directories)
         return left
+
+    def _surviving_directories(self) -> set[Path]:
+        kept: set[Path] = set()
+        for path in sorted(self._directories, key=lambda path: len(path.parts)):
+            is_root = path.parent == path
+            is_kept = path in self._durable_directories or self._random.random() < 0.5
+            if is_root or (path.parent in kept and is_kept):
+                kept.add(path)
+        return kept
 
     def _survivor(self, inode: _Inode) -> bytearray:
         content = bytearray(inode.durable)
-        for offset, data in inode.dirty:
+        changes = list(inode.dirty)
+        if self._random.random() < 0.5:
+            self._random.shuffle(changes)
+        for offset, data in changes:
             if data is None:
                 if self._random.random() < 0.5:
                     _resize(content, offset)
@@ -117,6 +137,8 @@ class CrashFileSystem:
         self._enter("open")
         inode = self._names.get(path)
         if inode is None:
+            if path.parent not in self._directories:
+                raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
             if not flags & os.O_CREAT:
                 raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
             inode = self._names[path] = _Inode()
@@ -167,6 +189,7 @@ class CrashFileSystem:
         for name in [p for p in self._durable_names if p.parent == path and p not in self._names]:
             del self._durable_names[name]
         self._durable_names.update({p: inode for p, inode in self._names.items() if p.parent == path})
+        self._durable_directories |= {p for p in self._directories if p.parent == path}
 
     def truncate(self, handle: int, length_bytes: int) -> None:
         """Set the length in memory."""
@@ -198,7 +221,7 @@ class CrashFileSystem:
         del self._names[path]
 
     def mkdir(self, path: Path) -> None:
-        """Make a directory; directories are durable here."""
+        """Make a directory and its parents in memory."""
         self._enter("mkdir")
         self._directories |= {path, *path.parents}
 
