@@ -26,6 +26,8 @@ from kvstore.types import BlockHash, Fingerprint, ReleaseOutcome
 
 _log = logging.getLogger(__name__)
 
+_PROCESS = os.urandom(4).hex()
+"""Tells processes of several containers apart: their ids repeat. The daemon is fair between processes."""
 RootKey = tuple[Fingerprint, BlockHash]
 """A namespace as one tenant sees it: different secrets share the fingerprint, not the chain root."""
 
@@ -66,7 +68,7 @@ class Link:
         Errors: DeadlineExceeded, TierUnavailable, PermissionRefused, InvalidArgument on another protocol.
         """
         wants = self._target.is_unix and self._target.transport is not Transport.FRAMED
-        name = f"kvstore-client {__version__} pid={os.getpid()}"
+        name = f"kvstore-client {__version__} pid={os.getpid()} process={_PROCESS}"
         hello = pb.HelloRequest(protocol=PROTOCOL, client=name, want_mapping=wants)
         reply = self.session.ask(pb.SessionRequest(hello=hello), deadline.left())
         if reply.hello.protocol != PROTOCOL:

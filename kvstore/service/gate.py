@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 
 from kvstore.errors import Overloaded, ShuttingDown, TierUnavailable
+from kvstore.service.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class Gate:
         self._limits = {"sessions": sessions_max, "streams": streams_max}
         self._lock = threading.Lock()
         self._counts = {"sessions": 0, "streams": 0}
+        self.turns = Turns()
         self._state = State.STARTING
         self._cause = ""
         self.on_change: Callable[[State], None] = lambda state: None

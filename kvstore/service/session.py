@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from kvstore.rpc.channel import PROTOCOL
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import TRUSTED, Caller
 from kvstore.service.parsing import Malformed
+from kvstore.service.turns import Turn
 from kvstore.service.verbs import Verbs, leaves_loop
 
 _log = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ class Session:
         self._loading: set[int] = set()
         self._committing: set[int] = set()
         self._client = ""
+        self._turn: Turn | None = None
         self._cut = False
         self._over = False
 
@@ -92,6 +95,8 @@ class Session:
                 raise
         finally:
             self._over = True
+            if self._turn is not None:
+                self._verbs.gate.turns.leave(self._turn)
             self._verbs.ladder.end_session(self.number)
             _log.info("session ended", extra={"session": self.number, "client": self._client or "unknown"})
         if self._cut:
@@ -112,9 +117,11 @@ class Session:
         verb = request.WhichOneof("verb")
         try:
             if verb is not None and leaves_loop(verb, getattr(request, verb)):
-                reply = await asyncio.to_thread(self._answer, verb, request)
+                async with self._turn.long() if self._turn else nullcontext():
+                    reply = await asyncio.to_thread(self._answer, verb, request)
             else:
-                reply = self._answer(verb, request)
+                async with self._turn.quick() if self._turn else nullcontext():
+                    reply = self._answer(verb, request)
         except KVStoreError as error:
             reply = {"error": self._error_of(error)}
         except Exception as error:
@@ -148,7 +155,9 @@ class Session:
     def _hello(self, hello: pb.HelloRequest) -> pb.HelloReply:
         if hello.protocol != PROTOCOL:
             raise InvalidArgument(f"hello: this daemon speaks protocol {PROTOCOL}, got {hello.protocol}")
-        self._client = hello.client[:128] or "unnamed"
+        if self._turn is None:
+            self._turn = self._verbs.gate.turns.join(hello.client[:128] or "unnamed")
+        self._client = self._turn.client
         maps = hello.want_mapping and bool(self._offer.arena_path)
         fields = {"session": self.number, "client": self._client, "transport": "mapped" if maps else "framed"}
         _log.info("session started", extra=fields)
