@@ -35,8 +35,6 @@ CORRUPT_METRIC = "kvstore_corrupt_total"
 OPEN_SEGMENTS_MAX = 16
 IDLE_SECONDS_MAX = 600.0
 """An open segment that nothing was appended to for so long is sealed."""
-SEALED_BYTES = 8 << 20
-"""So much is encrypted before it is written: a write at a time, the disk idle in between."""
 _WAKE_SECONDS = 5.0
 
 
@@ -233,9 +231,8 @@ class SegmentWriter:
         write_all(self._fs, segment.handle, [self._in_header_buffer(header)], offset=segment.end)
         offset = segment.end + len(header)
         for image in item.frame.parts:
-            room = max(SEALED_BYTES, image.part.stride_bytes)
-            if self._bounce.nbytes < room:
-                self._bounce = aligned_buffer(room)
+            if self._bounce.nbytes < image.part.stride_bytes:
+                self._bounce = aligned_buffer(image.part.stride_bytes)
             for piece in sealed(image, item.frame.header, seal, buffer=self._bounce):
                 write_all(self._fs, segment.handle, [piece], offset=offset)
                 offset += piece.nbytes
