@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=3)
     given = parser.parse_args()
     with Torture(seed=given.seed, clients=given.clients) as torture:
+        torture.flood(seconds=min(5.0, given.seconds / 10))
         summary = torture.run(seconds=given.seconds, kills_max=given.kills)
     for fault in summary.faults[:50]:
         sys.stdout.write(f"VIOLATED {fault}\n")

@@ -21,6 +21,7 @@ from kvstore.client import Client
 from kvstore.types import HASH_BYTES, MatchMode
 from tests.e2e.served import Home
 from tests.torture.daemon import Tormented, Vitals
+from tests.torture.flood import Quiet, flood, quiet
 from tests.torture.plan import KILLS, Blow, Step, plan
 from tests.torture.workload import BLOCK_BYTES, BLOCKS, KEPT, prompt_keys, wrong_blocks
 
@@ -45,6 +46,8 @@ class Summary:
     audits: int = 0
     wrong: int = 0
     faults: list[str] = field(default_factory=list)
+    alone: Quiet | None = None
+    flooded: Quiet | None = None
     before: Vitals | None = None
     after: Vitals | None = None
 
@@ -71,7 +74,8 @@ class Summary:
             f"operations={self.counts['operations']} hits={self.counts['hits']} "
             f"hit_blocks={self.counts['hit blocks']} misses=({misses or 'none'}); "
             f"wrong_bytes={self.wrong} acknowledged_blocks={self.acked} lost_acknowledged={self.lost} "
-            f"audits={self.audits}; daemon at start: {self.before}; at end: {self.after}"
+            f"audits={self.audits}; a quiet client alone: {self.alone}; "
+            f"while another floods: {self.flooded}; daemon at start: {self.before}; at end: {self.after}"
         )
 
 
@@ -140,6 +144,11 @@ class Crew:
             self._places[path] = place + len(whole)
             yield from whole.decode().splitlines()
 
+    def work(self) -> int:
+        """Return how often clients had a hit or stored something."""
+        counts = self.counts()
+        return counts["hits"] + counts["stored"]
+
     def counts(self) -> Counter[str]:
         """Return the sum of all counts."""
         total: Counter[str] = Counter()
@@ -166,6 +175,7 @@ class Torture:
         self._dice = random.Random(seed)
         self._acked: dict[int, int] = {}
         self._fresh: set[int] = set()
+        self._worked = 0
         self._daemon = Tormented(self._home)
         self._crew = Crew(self._home, size=clients, seed=seed)
 
@@ -186,6 +196,7 @@ class Torture:
         steps = plan(summary.seed, kills=kills_max > 0)
         while time.monotonic() - begin < seconds and (not kills_max or summary.kills < kills_max):
             step = next(steps)
+            self._wait_for_work()
             time.sleep(min(step.after_seconds, max(0.0, begin + seconds - time.monotonic())))
             self._strike(step)
             self._read_journals()
@@ -194,6 +205,27 @@ class Torture:
         self._finish()
         summary.seconds = time.monotonic() - begin
         return summary
+
+    def _wait_for_work(self) -> None:
+        """Wait until the clients have hits or store something again: a blow at idle hands shows nothing."""
+        end = time.monotonic() + WAIT_SECONDS
+        while (done := self._crew.work()) <= self._worked:
+            if time.monotonic() > end:
+                self.summary.faults.append(f"no client had a hit or stored a block for {WAIT_SECONDS} s")
+                break
+            time.sleep(0.02)
+        self._worked = done
+
+    def flood(self, *, seconds: float, sessions: int = 16) -> None:
+        """Ask how a client that wants little is served while another wants all; the crew stands still."""
+        self._crew.send(signal.SIGSTOP)
+        address, summary = self._home.address, self.summary
+        summary.alone = quiet(address, seconds=seconds)
+        with flood(address, sessions=sessions):
+            summary.flooded = quiet(address, seconds=2 * seconds)
+        self._crew.send(signal.SIGCONT)
+        if summary.flooded.misses:
+            summary.faults.append(f"a flood starved a quiet client: {summary.flooded}")
 
     def _strike(self, step: Step) -> None:
         self.summary.blows[step.blow] += 1

@@ -31,6 +31,15 @@ def test_what_is_promised_ends_where_another_put_begins() -> None:
     assert durable_blocks(runs[:1]) == 0
 
 
+def test_a_flood_does_not_starve_a_quiet_client() -> None:
+    with Torture(seed=12, clients=0) as torture:
+        torture.flood(seconds=0.5, sessions=8)
+        summary = torture.summary
+    assert summary.is_clean, (summary.faults, summary.line())
+    assert summary.flooded is not None
+    assert summary.flooded.matches > 10, summary.line()
+
+
 def test_a_few_kills_under_load() -> None:
     with Torture(seed=11) as torture:
         summary = torture.run(seconds=60.0, kills_max=3)

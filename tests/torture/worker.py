@@ -72,7 +72,7 @@ class Journal:
             self._save()
 
     def _save(self) -> None:
-        self._due = time.monotonic() + 0.25
+        self._due = time.monotonic() + 0.1
         draft = self._counts_path.with_suffix(".tmp")
         draft.write_text(json.dumps(self._counts))
         draft.replace(self._counts_path)
