@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 import grpc
 
-from kvstore.errors import DeadlineExceeded, KVStoreError, Overloaded, TierUnavailable
+from kvstore.errors import DeadlineExceeded, KVStoreError, Overloaded, PermissionRefused, TierUnavailable
 from kvstore.rpc.stubs import DataStub
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.rpc.wire import error_from_call, error_from_wire
@@ -66,9 +66,13 @@ class Session:
     ) -> int:
         """Send a request and return its number; `on_reply` is called once unless the request is abandoned.
 
-        Errors: Overloaded when too many requests are unanswered; TierUnavailable when the session is over.
+        Errors: Overloaded when too many requests are unanswered; TierUnavailable when the session is over,
+        PermissionRefused when it was refused.
         """
         with self._lock:
+            if isinstance(self._end, PermissionRefused):
+                # The refusal of the stream may come before the first request is said.
+                raise PermissionRefused(str(self._end))
             if self._end is not None:
                 raise TierUnavailable(f"session: over: {self._end}")
             if len(self._waiting) >= self._requests_max:
