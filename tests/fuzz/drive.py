@@ -19,7 +19,7 @@ from tests.e2e import blocks
 from tests.e2e.served import Wire
 from tests.fuzz.messages import UNARY, Known, Stranger
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 IN_FLIGHT = 16
 LOITERING_MAX = 12
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fuzz.world import fuzz, fuzzed_daemon
 
-CALLS = 3000
+CALLS = 2000
 
 
 @pytest.mark.parametrize("seed", [1])

@@ -20,7 +20,7 @@ from tests.e2e.served import Home, Served, Wire
 from tests.fuzz.drive import Fault, Fuzzer
 from tests.fuzz.messages import Known
 
-SETTLE_SECONDS = 10.0
+SETTLE_SECONDS = 30.0
 LEVELS = ("kvstore_leases", "kvstore_reservations", "kvstore_prefetches", "kvstore_quarantined_slots")
 FLAT = replace(blocks.NAMESPACE, model="flat", addressing=Addressing.FLAT, block_tokens=1)
 SPACES: tuple[Namespace, ...] = (blocks.NAMESPACE, FLAT)
