@@ -53,7 +53,6 @@ class Lease:
         self.reason: MissReason | None = None
         self.boundaries: tuple[int, ...] = ()
         self.waiting = 0
-        self.loading = False
         self.delivered = [0]
         self.listeners: list[OnProgress] = []
         self._table = table
@@ -168,12 +167,14 @@ class LeaseTable:
         return found.items[-1].frame.retention_class if found.items else ""
 
     def load(self, lease: Lease) -> None:
-        """Start to bring what is not resident to host."""
-        if not lease.loading:
-            lease.loading = True
-            for item in lease.all_items:
+        """Start to bring what is not resident to host, also what was found bad there since."""
+        if lease.waiting:
+            return
+        for item in lease.all_items:
+            count = min(item.count, lease.limit - item.first)
+            if count > 0:
                 lease.waiting += self._loads.want(
-                    item.frame, item.start, item.count, lease, urgent=True, session=lease.session
+                    item.frame, item.start, count, lease, urgent=True, session=lease.session
                 )
 
     def answer(self, lease: Lease, *, monotonic: float) -> MatchAnswer:

@@ -1,129 +1,294 @@
-"""The oracle: a dict that says which blocks may and which must be visible."""
+"""The oracle: dicts that say which blocks are stored, who holds them since when, and what a put may do next.
+
+It never evicts by itself: the world tells it what left and why, and it checks that there was a reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from kvstore.retention import SHIPPED_CLASSES
-from kvstore.types import HASH_BYTES, TtlMode
+from kvstore.api import BOUNDARIES_MAX, PartBlocks
+from kvstore.namespace import Namespace
+from kvstore.retention import DEFAULT_CLASS, RetentionClass
+from kvstore.types import HASH_BYTES, Addressing, GroupKind, MissReason, TtlMode
 
-CLASSES = {c.name: c for c in SHIPPED_CLASSES}
 
-
-@dataclass(slots=True)
-class Block:
-    """One stored block: who follows whom, which class holds it since when, and whether it would survive a
-    restart.
-
-    In a flat namespace the blocks that were put `together`, next to one another, also live together.
+@dataclass(slots=True, eq=False)
+class Cell:
+    """What lives and is touched together: one block of a chain, or blocks put side by side into a loose
+    frame.
     """
 
-    parent: bytes
     retention_class: str
     since: float
-    durable: bool
-    together: list[bytes]
+    provenance: int = 0
+    parent: bytes = b""
+    acked: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class ModelPart:
+    """One part of a put under way: the blocks it was asked for, was granted, and has committed."""
+
+    wanted: list[bool]
+    granted: list[bool]
+    committed: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ModelPut:
+    """All writers under one put_id."""
+
+    put_id: bytes
+    parent: bytes
+    keys: list[bytes]
+    retention_class: str
+    provenance: int
+    deadline: float
+    absent: list[bool] = field(default_factory=list)
+    in_flight: list[bool] = field(default_factory=list)
+    parts: dict[int, ModelPart] = field(default_factory=dict)
+    writers: int = 0
+    published: bool = False
+
+    @property
+    def partly_committed(self) -> bool:
+        return any(part.committed is not None for part in self.parts.values())
 
 
 class ModelStore:
-    """One namespace. It never evicts: a real store may show less, never more."""
+    """One namespace."""
 
-    def __init__(self, root: bytes, *, flat: bool) -> None:
-        self.root = root
-        self.flat = flat
-        self.blocks: dict[bytes, Block] = {}
+    def __init__(self, space: Namespace, root: bytes, classes: Sequence[RetentionClass]) -> None:
+        self.space, self.root = space, root
+        self.flat = space.addressing is Addressing.FLAT
+        self.classes = {c.name: c for c in classes}
+        layout = space.layout
+        self.required = layout.required_parts
+        groups = [(i, layout.group_of(layout.parts[i])) for i in layout.side_parts]
+        self.side_windows = [
+            (i, group.window_blocks if group.kind is GroupKind.TRAILING_BLOCKS else 1) for i, group in groups
+        ]
+        self.blocks: dict[bytes, Cell] = {}
+        self.sides: dict[tuple[int, bytes], Cell] = {}
+        self.pending: dict[bytes, ModelPut] = {}
+        self.puts: dict[bytes, ModelPut] = {}
+        self.left: dict[bytes, MissReason] = {}
+        self.may_return: set[bytes] = set()
 
-    def end(self, block: Block) -> float:
-        return block.since + CLASSES[block.retention_class].ttl_seconds
+    # Time
 
-    def visible(self, keys: list[bytes], now: float) -> int:
+    def held_by(self, name: str) -> RetentionClass:
+        return self.classes.get(name) or self.classes[DEFAULT_CLASS]
+
+    def end(self, cell: Cell) -> float:
+        return cell.since + self.held_by(cell.retention_class).ttl_seconds
+
+    def alive(self, cell: Cell | None, now: float) -> bool:
+        return cell is not None and now < self.end(cell)
+
+    def touch(self, cell: Cell, by: str, now: float, *, is_write: bool) -> None:
+        toucher = self.held_by(by or cell.retention_class)
+        if toucher.mode is TtlMode.FIXED and not is_write:
+            return
+        if now + toucher.ttl_seconds >= self.end(cell) or (is_write and now >= self.end(cell)):
+            cell.retention_class, cell.since = toucher.name, now
+
+    def touch_path(self, key: bytes, by: str, now: float, *, is_write: bool) -> None:
+        """Touch a block and its ancestors; in a flat namespace, what lives together with it."""
+        cell = self.blocks.get(key)
+        while cell is not None:
+            self.touch(cell, by, now, is_write=is_write)
+            cell = None if self.flat else self.blocks.get(cell.parent)
+
+    def path(self, key: bytes) -> list[bytes]:
+        """A block of a chain and its ancestors."""
+        found = []
+        while key in self.blocks:
+            found.append(key)
+            key = self.blocks[key].parent
+        return found
+
+    # Match
+
+    def visible(self, keys: list[bytes], now: float, *, exact_only: bool = False) -> int:
         """How many leading keys are there and alive."""
         for index, key in enumerate(keys):
-            block = self.blocks.get(key)
-            if block is None or now >= self.end(block):
+            cell = self.blocks.get(key)
+            if not self.alive(cell, now) or (exact_only and cell is not None and cell.provenance):
                 return index
         return len(keys)
 
-    def _touch(self, block: Block, by: str, now: float, *, is_write: bool) -> None:
-        toucher = CLASSES[by or block.retention_class]
-        if toucher.mode is TtlMode.FIXED and not is_write:
-            return
-        if now + toucher.ttl_seconds >= self.end(block) or (is_write and now >= self.end(block)):
-            block.retention_class, block.since = toucher.name, now
+    def boundaries(self, keys: list[bytes], blocks: int, now: float) -> tuple[int, ...]:
+        if not blocks:
+            return ()
+        if not self.side_windows or self.flat:
+            return (blocks,)
+        usable = [h for h in range(blocks, 0, -1) if self._side_at(keys, h, now) is not None]
+        return tuple(usable[:BOUNDARIES_MAX])
 
-    def _path(self, key: bytes) -> list[bytes]:
-        path = []
-        while key in self.blocks:
-            path.append(key)
-            key = self.blocks[key].parent
-        return path
+    def _side_at(self, keys: list[bytes], boundary: int, now: float) -> list[Cell] | None:
+        cells = []
+        for part, window in self.side_windows:
+            for block in range(max(0, boundary - window), boundary):
+                cell = self.sides.get((part, keys[block]))
+                if cell is None or not self.alive(cell, now):
+                    return None
+                cells.append(cell)
+        return cells
 
-    def match(self, keys: list[bytes], by: str, now: float) -> int:
-        count = self.visible(keys, now)
-        for key in keys[:count]:
-            for item in self._neighbours(key) if self.flat else [key]:
-                self._touch(self.blocks[item], by, now, is_write=False)
-        for key in keys[:count] if self.flat else keys[count - 1 : count]:
-            self._make_durable(self._neighbours(key) if self.flat else self._path(key))
-        return count
+    def reasons(
+        self, keys: list[bytes], blocks: int, now: float, *, exact_only: bool
+    ) -> set[MissReason | None]:
+        """Which reasons the answer may give for ending after `blocks`."""
+        if blocks == len(keys):
+            found = self.boundaries(keys, blocks, now)
+            return {None} if found and found[0] == blocks else {MissReason.PART_MISSING}
+        cell = self.blocks.get(keys[blocks])
+        if cell is not None:
+            return {MissReason.EXPIRED if not self.alive(cell, now) else MissReason.IDENTITY_MISMATCH}
+        put = self.pending.get(keys[blocks])
+        if put is not None:
+            return {MissReason.PART_MISSING if put.partly_committed else MissReason.IN_FLIGHT}
+        return {self.left.get(keys[blocks], MissReason.NEVER_STORED), MissReason.FORGOTTEN}
 
-    def put(
-        self,
-        parent: bytes,
-        keys: list[bytes],
-        stored: list[bool],
-        by: str,
-        now: float,
-        fresh: Collection[bytes] = (),
-    ) -> None:
-        """Take over a put; `stored` says which blocks the store claims to have now (stored or duplicate),
-        `fresh` which of them it did not have before.
-        """
-        before = parent
-        together: list[bytes] = []
-        for key, is_there in zip(keys, stored, strict=True):
-            if is_there and (key not in self.blocks or key in fresh):
-                together.append(key)
-                self.blocks[key] = Block(before, by, now, False, together)
+    def match(self, keys: list[bytes], blocks: int, by: str, now: float) -> None:
+        """Touch what a match of this many blocks used."""
+        if self.flat:
+            for cell in {id(self.blocks[key]): self.blocks[key] for key in keys[:blocks]}.values():
+                self.touch(cell, by, now, is_write=False)
+        elif blocks:
+            self.touch_path(keys[blocks - 1], by, now, is_write=False)
+        best = self.boundaries(keys, blocks, now)
+        if best and not self.flat:
+            cells = self._side_at(keys, best[0], now) or []
+            for cell in {id(c): c for c in cells}.values():
+                self.touch(cell, "", now, is_write=False)
+
+    # Put
+
+    def start(self, put: ModelPut, now: float) -> None:
+        """A first writer reserves: what is present is renewed."""
+        put.absent = [key not in self.blocks for key in put.keys]
+        put.in_flight = [a and key in self.pending for a, key in zip(put.absent, put.keys, strict=True)]
+        for key, absent in zip(put.keys, put.absent, strict=True):
+            if not absent:
+                self.touch_path(key, put.retention_class, now, is_write=True)
+        if all(put.absent) and not self.flat:
+            self.touch_path(put.parent, put.retention_class, now, is_write=True)
+
+    def wanted(self, put: ModelPut, piece: PartBlocks, now: float) -> list[bool]:
+        """The blocks that a writer has to bring of a part; side blocks that are there are renewed."""
+        if piece.part in self.required:
+            return [a and not f for a, f in zip(put.absent, put.in_flight, strict=True)]
+        wanted = [False] * len(put.keys)
+        for index in range(piece.first, piece.first + piece.count):
+            cell = self.sides.get((piece.part, put.keys[index]))
+            if cell is None:
+                wanted[index] = True
             else:
-                together = []
-            if not is_there:
-                self.blocks.pop(key, None)
-            before = key
+                self.touch(cell, put.retention_class, now, is_write=True)
+        return wanted
+
+    def granted(self, put: ModelPut, parts: dict[int, ModelPart]) -> None:
+        """A writer got slots."""
+        put.writers += 1
+        put.parts.update(parts)
+        self.puts[put.put_id] = put
+        for index, part in parts.items():
+            if index in self.required:
+                self.pending.update({k: put for k, g in zip(put.keys, part.granted, strict=True) if g})
+
+    def is_complete(self, put: ModelPut) -> bool:
+        needed = set(self.required) if put.parts.keys() & set(self.required) else set(put.parts)
+        return put.published or all(i in put.parts and put.parts[i].committed is not None for i in needed)
+
+    def commit(self, put: ModelPut, mine: Iterable[int], blocks: int, now: float) -> bool:
+        """A writer commits; says whether that published something."""
+        put.writers -= 1
+        for index in mine:
+            part = put.parts[index]
+            part.committed = blocks
+            part.granted[blocks:] = [False] * (len(put.keys) - blocks)
+        if not self.is_complete(put):
+            return False
+        if not put.published and set(self.required) <= put.parts.keys():
+            self._publish_required(put, now)
+        for index in [i for i in put.parts if i not in self.required and put.parts[i].committed is not None]:
+            part = put.parts[index]
+            part.granted[:] = [
+                g and (index, k) not in self.sides for k, g in zip(put.keys, part.granted, strict=True)
+            ]
+            for run in _runs(part.granted):
+                cell = Cell(put.retention_class, now, put.provenance)
+                self.sides.update({(index, put.keys[i]): cell for i in run})
+        self.close(put)
+        put.published = True
+        return True
+
+    def _publish_required(self, put: ModelPut, now: float) -> None:
+        parts = [put.parts[index] for index in self.required]
+        mask = [all(part.granted[i] for part in parts) for i in range(len(put.keys))]
+        for part in parts:
+            part.granted[:] = mask
+        for run in _runs(mask):
+            cell = Cell(put.retention_class, now, put.provenance)
+            for i in run:
+                if not self.flat:
+                    parent = put.keys[i - 1] if i else put.parent
+                    cell = Cell(put.retention_class, now, put.provenance, parent)
+                self.blocks[put.keys[i]] = cell
+        for run in _runs(mask):
+            self.touch_path(put.keys[run[-1]], put.retention_class, now, is_write=True)
+
+    def withdraw(self, put: ModelPut, mine: Iterable[int]) -> None:
+        """A writer is gone."""
+        put.writers -= 1
+        for index in mine:
+            put.parts.pop(index, None)
+        if not put.published and not put.writers:
+            self.close(put)
+
+    def close(self, put: ModelPut) -> None:
+        for key in put.keys:
+            if self.pending.get(key) is put:
+                del self.pending[key]
+        if self.puts.get(put.put_id) is put:
+            del self.puts[put.put_id]
+
+    # Departure
+
+    def leave(self, keys: list[bytes], side: int | None, reason: MissReason, now: float) -> None:
+        """The store let blocks go; what is alive does not expire, and what is not there cannot leave."""
         for key in keys:
-            if key in self.blocks:
-                for item in self._neighbours(key) if self.flat else self._path(key):
-                    self._touch(self.blocks[item], by, now, is_write=True)
-        if not self.flat and parent in self.blocks:
-            for item in self._path(parent):
-                self._touch(self.blocks[item], by, now, is_write=True)
-        for key in keys:
-            if key in self.blocks:
-                self._make_durable(self._neighbours(key) if self.flat else self._path(key))
+            cell = self.blocks.pop(key, None) if side is None else self.sides.pop((side, key), None)
+            assert cell is not None, "a block left that was not there"
+            assert reason is not MissReason.EXPIRED or not self.alive(cell, now), "a living block expired"
+            if side is None:
+                self.left[key] = reason
+            if reason is not MissReason.DELETED:
+                self.may_return.add(key)
 
-    def _neighbours(self, key: bytes) -> list[bytes]:
-        return [other for other in self.blocks[key].together if other in self.blocks]
+    def delete(self, keys: list[bytes]) -> set[bytes]:
+        """Return the blocks that must go when these are deleted."""
+        if self.flat:
+            return {key for key in keys if key in self.blocks}
+        gone, grown = {keys[0]}, True
+        while grown:
+            more = {k for k, c in self.blocks.items() if c.parent in gone and k not in gone}
+            grown, gone = bool(more), gone | more
+        return gone & self.blocks.keys()
 
-    def _make_durable(self, path: list[bytes]) -> None:
-        """A run whose last block is held by a class that reaches SSD is written, ancestors included."""
-        if path and CLASSES[self.blocks[path[0]].retention_class].reaches_ssd:
-            for key in path:
-                self.blocks[key].durable = True
 
-    def delete(self, keys: list[bytes]) -> None:
-        gone = set(keys[:1] if not self.flat else keys)
-        if not self.flat:
-            grown = True
-            while grown:
-                more = {k for k, b in self.blocks.items() if b.parent in gone and k not in gone}
-                grown = bool(more)
-                gone |= more
-        for key in gone:
-            self.blocks.pop(key, None)
-
-    def reopen(self) -> None:
-        self.blocks = {key: block for key, block in self.blocks.items() if block.durable}
+def _runs(mask: list[bool]) -> list[range]:
+    runs, start = [], 0
+    for index, is_set in enumerate([*mask, False]):
+        if not is_set:
+            if index > start:
+                runs.append(range(start, index))
+            start = index + 1
+    return runs
 
 
 def split_keys(keys: bytes) -> list[bytes]:

@@ -83,3 +83,15 @@ def test_bytes_found_bad_are_read_again_though_others_hold_them() -> None:
     rig.ladder.release(other.lease, used=3)
     check_integrity(rig.ladder)
     assert rig.ladder.gauges()["kvstore_host_used_bytes"] == 3 * 4096
+
+
+def test_a_lease_sees_what_was_read_again() -> None:
+    rig = Rig()
+    keys = rig.keys(3)
+    put(rig.ladder, rig.space, rig.root, keys)
+    mine, other = rig.match(keys), rig.match(keys)
+    rig.ladder.release(other.lease, used=1, outcome=ReleaseOutcome.CORRUPT)
+    rig.fetch(mine.lease)
+    progress, _ = rig.fetch(mine.lease)
+    assert progress.done
+    assert sum(extent.count for extent in progress.extents) == progress.blocks == 3
