@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvstore.events import Events
-from kvstore.testing.frames import BuiltFrame, FrameBuilder, read_of, two_part_namespace
+from kvstore.testing.frames import BuiltFrame, FrameBuilder, read_of, slots, two_part_namespace
 from kvstore.testing.tier_suite import assert_reads_back
 from kvstore.tiers.base import FrameLocation, ReadResult
 from kvstore.tiers.fs import OsFileSystem
 from kvstore.tiers.ssd import SsdTier, crypto
 from kvstore.tiers.ssd.crypto_keys import KeyRing, KeyTable, TenantKey, tenant_key
 from kvstore.tiers.ssd.scan import Found, Scanner
+from kvstore.tiers.ssd.trailer import check_records, sealed, shape_of
 from kvstore.types import PAGE_BYTES, MissReason
 from tests.support.ssd import recovered_ssd
 
@@ -232,6 +235,29 @@ def test_a_frame_taken_back_gets_another_serial(tmp_path: Path, builder: FrameBu
             memoryview(bytes(PAGE_BYTES - 256)), memoryview(bytes(256)), memoryview(into), part=0, block=0
         )
     assert one[:3000] != two[:3000]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2), st.integers(0, 8191), st.integers(0, 7), st.booleans())
+def test_any_flipped_bit_of_a_frame_is_noticed(
+    block: int, at: int, bit: int, puts_checksum_right: bool
+) -> None:
+    """Whatever is flipped, and whoever puts the checksum right: the record is not taken for good."""
+    built = FrameBuilder(seed=3).frame(3, full=True)
+    image, header = built.write.parts[0], built.write.header
+    place = crypto.FramePlace(b"s" * 16, PAGE_BYTES)
+    stride = image.part.stride_bytes
+    (piece,) = sealed(image, header, crypto.FrameSeal(FIRST, place, 1), buffer=slots(image.part, 3))
+    assert stride == 8192
+    record = piece[block * stride : (block + 1) * stride]
+    record[at] ^= 1 << bit
+    if puts_checksum_right:
+        record[-8:] = xxhash.xxh3_64_intdigest(record[-256:-8]).to_bytes(8, "little")
+    opener = crypto.RecordOpener(Keys(FIRST).ring, place, first=0)
+    checked = check_records([piece], shape_of(image.part), keys=header.keys, opener=opener)
+    # A flipped checksum that was put right again is none.
+    assert checked.good == (3 if puts_checksum_right and at >= stride - 8 else block)
+    assert checked.digests == b"".join(block.digests for block in built.blocks[0][: checked.good])
 
 
 def test_rotation(tmp_path: Path, builder: FrameBuilder) -> None:
