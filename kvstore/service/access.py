@@ -32,6 +32,8 @@ class Caller:
     """
 
     may_map = True
+    withdrawn = False
+    """Whether the token turned out to be no longer valid."""
     share = NO_SESSION
     """In whose share counts what is taken outside a session; below 0: that of a token."""
 
@@ -87,7 +89,7 @@ class TokenCaller(Caller):
         if self._version != tokens.version:
             self._version, grant = tokens.version, tokens.find(self._grant.digest)
             if grant != self._grant:
-                self._version = 0
+                self._version, self.withdrawn = 0, True
                 raise PermissionRefused("token: it is no longer valid")
         self._bucket.take(may_refuse=not ends_work)
 

@@ -18,7 +18,7 @@ import grpc.aio
 
 from kvstore import __version__
 from kvstore.api import CommitAnswer, Progress
-from kvstore.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Overloaded
+from kvstore.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Overloaded, PermissionRefused
 from kvstore.events import Events
 from kvstore.layout import Layout
 from kvstore.rpc import wire
@@ -88,6 +88,8 @@ class Session:
             while isinstance(request := await self._read(), pb.SessionRequest):
                 await self._receive(request)
                 await self._flush()
+                if self._caller.withdrawn:
+                    raise PermissionRefused("session: its token is no longer valid")
             if isinstance(request, Malformed):
                 raise request.error()
         except asyncio.CancelledError:

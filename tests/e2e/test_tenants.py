@@ -179,6 +179,7 @@ def test_tokens_change_on_sighup_also_for_sessions_that_are_open(home: Home) -> 
                 assert time.monotonic() < deadline
             assert reply.error.code == pb.ERROR_CODE_PERMISSION_REFUSED
             assert "no longer valid" in reply.error.message
+            assert code_of(acme.receive) is grpc.StatusCode.PERMISSION_DENIED
             request = pb.ReleaseRequest(lease=1, outcome=pb.RELEASE_OUTCOME_UNUSED)
             assert code_of(lambda: acme.data.Release(request, metadata=acme.metadata)) is (
                 grpc.StatusCode.UNAUTHENTICATED
