@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from kvstore.clock import ManualClock
+from kvstore.core.eviction import ExactLru, S3Fifo
 from kvstore.errors import InvalidArgument, KVStoreError, TierUnavailable
 from kvstore.events import Events
 from kvstore.quantities import MIB
@@ -100,6 +101,13 @@ def test_without_an_ssd_nothing_is_written(place: Path) -> None:
     assert store.ssd_text().startswith("off")
     store.close(deadline_seconds=1)
     assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "kind"), [("lru", ExactLru), ("s3fifo", S3Fifo)])
+def test_the_eviction_order_is_a_setting(place: Path, name: str, kind: type) -> None:
+    store = opened(place, host__eviction=name)
+    assert type(store.ladder.catalog.policy) is kind
+    store.close(deadline_seconds=1)
 
 
 def test_an_abandoned_store_leaves_no_shared_memory(place: Path) -> None:
