@@ -241,10 +241,15 @@ def _has_twins(keys: bytes, count: int) -> bool:
     return len(np.unique(words)) != count and len(set(split_keys(keys))) != count
 
 
+def runs_of(mask: Mask) -> list[tuple[int, int]]:
+    """Return the stretches of a mask that are set."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False]))))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
 def reserved_extents(part: PutPart) -> Iterator[Extent]:
     """Yield the contiguous stretches of blocks that a writer has slots for."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], part.mask, [False]))))
-    for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+    for first, end in runs_of(part.mask):
         data = part.data
         lengths = np.full(end - first, data.part.bytes_max, np.uint32)
         yield Extent(
@@ -289,21 +294,26 @@ class Presence:
 
     def look(self, put: PendingPut) -> list[Stretch]:
         """Fill in the put's absent and in-flight masks; returns the present stretches of its chain."""
+        there, found = self.present(put)
+        put.absent[:] = ~there
+        if put.state.pending:
+            for index in np.flatnonzero(put.absent).tolist():
+                put.in_flight[index] = key_at(put.keys, index) in put.state.pending
+        return found
+
+    @staticmethod
+    def present(put: PendingPut) -> tuple[Mask, list[Stretch]]:
+        """Return which blocks of a put are there now, and where in the chain."""
         state = put.state
-        put.absent[:] = True
-        found: list[Stretch] = []
+        there = np.zeros(put.count, np.bool_)
         if state.flat:
             for index in range(put.count):
-                put.absent[index] = state.loose.get(put.names[index]) is None
-        else:
-            _, stretches = state.runs.walk_behind(put.parent, put.keys)
-            for position, node, matched in stretches:
-                put.absent[position : position + matched] = False
-                found.append((position, node, matched))
-        if state.pending:
-            for index in np.flatnonzero(put.absent).tolist():
-                put.in_flight[index] = put.names[index] in state.pending
-        return found
+                there[index] = state.loose.get(key_at(put.keys, index)) is not None
+            return there, []
+        _, stretches = state.runs.walk_behind(put.parent, put.keys)
+        for position, _, matched in stretches:
+            there[position : position + matched] = True
+        return there, stretches
 
     def wanted(self, put: PendingPut, piece: PartBlocks) -> Mask:
         """Return the blocks of a put that a writer of one part has to bring."""

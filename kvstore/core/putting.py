@@ -24,6 +24,7 @@ from kvstore.core.puts import (
     frame_of,
     outcome_runs,
     reserved_extents,
+    runs_of,
 )
 from kvstore.core.quarantine import Quarantine
 from kvstore.core.shares import Share
@@ -286,13 +287,17 @@ class Putting:
     ) -> list[Node]:
         mask = np.logical_and.reduce([put.parts[index].mask for index in required])
         mask[visible:] = False
+        # While no rank held these blocks, another put may have brought them.
+        there, _ = self._presence.present(put)
+        mask &= ~there
         for index in required:
             part = put.parts[index]
+            part.wanted &= ~there
             surplus = part.data.slots[part.mask & ~mask]
             self._catalog.free_slots(surplus[surplus != 0])
             part.mask &= mask
         nodes: list[Node] = []
-        for first, end in _runs_of(mask):
+        for first, end in runs_of(mask):
             frame = frame_of(put, required, first, end, kind=FrameKind.MAIN, written_at=now)
             if put.state.flat:
                 nodes.append(self._insert_loose(put.state, frame, WHOLE, put.retention_class, now))
@@ -319,7 +324,7 @@ class Putting:
         surplus = part.data.slots[there]
         self._catalog.free_slots(surplus[surplus != 0])
         part.mask &= ~there
-        for first, end in _runs_of(part.mask):
+        for first, end in runs_of(part.mask):
             frame = frame_of(put, (index,), first, end, kind=FrameKind.SIDE, written_at=now)
             nodes.append(self._insert_loose(put.state, frame, index, put.retention_class, now))
         return nodes
@@ -440,8 +445,3 @@ class Putting:
 def _flat_node(state: NamespaceState, key: bytes) -> Node | None:
     entry = state.loose.get(key)
     return entry[0].nodes[0] if entry else None
-
-
-def _runs_of(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False]))))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

@@ -229,9 +229,13 @@ class ModelStore:
 
     def _publish_required(self, put: ModelPut, now: float) -> None:
         parts = [put.parts[index] for index in self.required]
-        mask = [all(part.granted[i] for part in parts) for i in range(len(put.keys))]
+        mask = [
+            key not in self.blocks and all(part.granted[i] for part in parts)
+            for i, key in enumerate(put.keys)
+        ]
         for part in parts:
             part.granted[:] = mask
+            part.wanted[:] = [w and k not in self.blocks for w, k in zip(part.wanted, put.keys, strict=True)]
         for run in _runs(mask):
             cell = Cell(put.retention_class, now, put.provenance)
             for i in run:

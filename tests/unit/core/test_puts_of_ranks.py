@@ -118,3 +118,18 @@ def test_a_client_is_asked_after_once_however_much_it_left_behind() -> None:
     rig.ladder.end_session(5)
     assert rig.alive.count <= 2
     assert rig.ladder.gauges()["kvstore_quarantined_slots"] == 20
+
+
+def test_blocks_that_another_put_brought_before_the_rank_came_are_duplicates() -> None:
+    rig = Rig(space=namespace(side="checkpoint"))
+    keys = rig.keys(4)
+    side = reserve(rig, keys, PartBlocks(1, 3, 1))
+    put(rig.ladder, rig.space, rig.root, keys[:64])
+    main = reserve(rig, keys, PartBlocks(0, 0, 4))
+    assert commit(rig, keys, main) == (
+        OutcomeRun(PutOutcome.DUPLICATE, 2),
+        OutcomeRun(PutOutcome.STORED_HOST, 2),
+    )
+    commit(rig, keys, side)
+    assert rig.match(keys).boundaries == (4,)
+    assert rig.ladder.gauges()["kvstore_host_used_bytes"] == 5 * 4096
