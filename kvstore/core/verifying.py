@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Frame, PartSlots
-from kvstore.tiers.base import FrameRead, Tier
+from kvstore.tiers.base import FrameRead, ReadResult, Tier
 from kvstore.types import HASH_BYTES, Fingerprint, MissReason, key_at
 from kvstore.types import Tier as TierName
 
@@ -127,15 +130,11 @@ def _check_ssd(
         for position, part in enumerate(frame.parts):
             with decision():
                 slots = catalog.allocate(count, part)
-            try:
-                into = catalog.memory.images(slots, stride_pages=part.stride_pages)
-                read = FrameRead(
-                    location, frame.count, frame.parts, position, start, keys[: len(slots) * HASH_BYTES], into
-                )
-                result = ssd.read_into([read])[0].result(READ_SECONDS_MAX)
-            finally:
-                with decision():
-                    catalog.free_slots(slots)
+            into = catalog.memory.images(slots, stride_pages=part.stride_pages)
+            read = FrameRead(
+                location, frame.count, frame.parts, position, start, keys[: len(slots) * HASH_BYTES], into
+            )
+            result = _read(catalog, ssd, decision, read, slots)
             if result.good < len(slots) and result.good < good:
                 good, reason = result.good, result.reason or MissReason.CORRUPT
                 detail = result.detail or str(reason)
@@ -147,3 +146,25 @@ def _check_ssd(
                 with decision():
                     catalog.drop_block(frame, start + good, reason)
         yield count, faults
+
+
+def _read(
+    catalog: Catalog, ssd: Tier, decision: Decision, read: FrameRead, slots: npt.NDArray[np.uint32]
+) -> ReadResult:
+    """Read into slots that are given back once the tier is done with them, even if nobody waits by then."""
+
+    def done(_: Future[ReadResult]) -> None:
+        with decision():
+            catalog.free_slots(slots)
+
+    try:
+        (future,) = ssd.read_into([read])
+    except BaseException:
+        with decision():
+            catalog.free_slots(slots)
+        raise
+    future.add_done_callback(done)
+    try:
+        return future.result(READ_SECONDS_MAX)
+    except TimeoutError:
+        return ReadResult(0, b"", b"", MissReason.TIER_DOWN, f"nothing came in {READ_SECONDS_MAX:.0f} s")

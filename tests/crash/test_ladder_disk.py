@@ -9,6 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvstore import hashing
 from kvstore.api import CommitAnswer, MatchAnswer, MatchRequest, Progress
 from kvstore.clock import ManualClock
@@ -249,4 +251,21 @@ def test_what_a_scrub_finds_bad_leaves_or_is_written_again(tmp_path: Path) -> No
     assert node.fetched(first) == (3, MissReason.CORRUPT)
     node = node.reopened()
     assert node.fetched(second) == (BLOCKS, None), "written again from host memory"
+    node.close()
+
+
+def test_verify_does_not_wait_for_ever_and_its_slots_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.core.verifying.READ_SECONDS_MAX", 0.05)
+    node = Node(tmp_path)
+    keys = node.put_durably(1)
+    node = node.reopened()
+    node.fs.hang("preadv", path="*.seg")
+    faults = [fault for step in node.ladder.verify() for fault in step.faults]
+    assert [fault.detail for fault in faults] == ["nothing came in 0 s"]
+    assert node.ladder.gauges()["kvstore_host_used_bytes"] > 0, "the disk may still write there"
+    node.fs.heal()
+    until(lambda: node.ladder.gauges()["kvstore_host_used_bytes"] == 0)
+    assert node.fetched(keys) == (BLOCKS, None)
     node.close()

@@ -234,8 +234,10 @@ class DirectoryLock:
             holder = os.pread(self._handle, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._handle)
             raise TierUnavailable(f"data directory {root} is used by the daemon with pid {holder}") from error
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+        # The kernel holds the lock; the pid is for people, and a full disk may have no room for it.
+        with suppress(OSError):
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Let the lock go; idempotent."""

@@ -27,7 +27,7 @@ SEEN_MIN = 2
 LOG_SECONDS = 10.0
 """Errors of one operation are counted each, and logged once in this time."""
 ERRORS_METRIC = "kvstore_ssd_errors_total"
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Health:
         failing one: it is tried again as soon as there is room.
         """
         self.count(operation, error)
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             self.no_room(f"{operation}: {error}")
         else:
             self._count_trouble(f"{operation}: {error}")

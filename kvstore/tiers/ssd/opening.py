@@ -57,7 +57,11 @@ def _begin_reading(fs: FileSystem, directory: DataDirectory) -> str:
     deaths = 0
     with suppress(FileNotFoundError, ValueError):
         deaths = int(read_small(fs, reading))
-    write_durable(fs, reading, content=str(deaths + 1).encode())
+    try:
+        write_durable(fs, reading, content=str(deaths + 1).encode())
+    except OSError as error:
+        # A full disk must not keep what is stored on it from being served.
+        log.warning("this start is not counted error=%s", error)
     if deaths >= DEATHS_MAX:
         return f"{deaths} starts ended while they read it"
     try:

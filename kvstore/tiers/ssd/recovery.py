@@ -124,7 +124,10 @@ class Recovery:
         # What is left are rows of segments whose file is gone.
         self._change.segments_gone += list(rows)
         self._commit()
-        end_reading(self._fs, self._directory, is_damaged=self._index_is_damaged)
+        try:
+            end_reading(self._fs, self._directory, is_damaged=self._index_is_damaged)
+        except OSError as error:
+            self._health.count("index", error)
         self._seconds = self._clock.monotonic() - started
         log.debug("recovered %s", self.report())
 

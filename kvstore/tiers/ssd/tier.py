@@ -40,7 +40,7 @@ from kvstore.tiers.ssd.directory import (
     write_store_id,
 )
 from kvstore.tiers.ssd.format import ID_BYTES, FormatError
-from kvstore.tiers.ssd.health import Health
+from kvstore.tiers.ssd.health import NO_SPACE, Health
 from kvstore.tiers.ssd.index import INDEX_BYTES_MAX, Growth, Index
 from kvstore.tiers.ssd.keeper import IndexKeeper
 from kvstore.tiers.ssd.queue import WriteQueue
@@ -145,12 +145,14 @@ class SsdTier:
         try:
             handle = self._fs.open(path, flags=os.O_RDWR | os.O_CREAT | flag)
             try:
+                # A full disk takes no write of either kind: then that the file opened must do.
                 self._fs.pwritev(handle, [aligned_buffer(PAGE_BYTES)], 0)
             finally:
                 self._fs.close(handle)
         except OSError as error:
-            log.warning("direct I/O is not used error=%s", error)
-            flag = 0
+            if error.errno not in NO_SPACE:
+                log.warning("direct I/O is not used error=%s", error)
+                flag = 0
         try:
             self._fs.unlink(path)
         except OSError as error:
