@@ -70,7 +70,7 @@ def reserve(
     now = world.now
     joins = put.put_id in model.puts
     request = ReserveRequest(
-        namespace=world.spaces[space].fingerprint,
+        namespace=world.prints[space],
         parent=BlockHash(put.parent),
         keys=b"".join(put.keys),
         put_id=put.put_id,
@@ -264,7 +264,7 @@ def match(world: World, rng: random.Random) -> None:
     owner = rng.choice(["", "", "r1", "r2"])
     session = rng.choice(SESSIONS)
     request = MatchRequest(
-        namespace=world.spaces[space].fingerprint,
+        namespace=world.prints[space],
         keys=keys,
         retention_class=by,
         owner=owner,
@@ -357,7 +357,7 @@ def probe(world: World, rng: random.Random) -> None:
     keys, model, now = chain(world, rng, space), world.models[space], world.now
     names, exact_only = split_keys(keys), rng.random() < 0.3
     expected = model.visible(names, now, exact_only=exact_only)
-    fields = {"namespace": world.spaces[space].fingerprint, "keys": keys, "exact_only": exact_only}
+    fields = {"namespace": world.prints[space], "keys": keys, "exact_only": exact_only}
     answer = world.ladder.match(MatchRequest(**fields, mode=MatchMode.PROBE))  # type: ignore[arg-type]
     assert (answer.blocks, answer.lease) == (expected, 0)
     assert answer.reason in model.reasons(names, expected, now, exact_only=exact_only)
@@ -376,7 +376,7 @@ def touch(world: World, rng: random.Random) -> None:
     by = some_class(world, rng) if rng.random() < 0.5 else ""
     names = split_keys(keys)
     blocks = model.visible(names, now)
-    assert world.ladder.touch(world.spaces[space].fingerprint, keys, retention_class=by) == blocks
+    assert world.ladder.touch(world.prints[space], keys, retention_class=by) == blocks
     model.match(names, blocks, by, now)
 
 
@@ -384,9 +384,7 @@ def prefetch(world: World, rng: random.Random) -> None:
     space = some_space(world, rng)
     keys = chain(world, rng, space)
     blocks = world.models[space].visible(split_keys(keys), world.now)
-    answer = world.ladder.prefetch(
-        world.spaces[space].fingerprint, keys, deadline_seconds=rng.choice([0.5, 20.0])
-    )
+    answer = world.ladder.prefetch(world.prints[space], keys, deadline_seconds=rng.choice([0.5, 20.0]))
     assert (answer.blocks, answer.resident + answer.loading) == (blocks, blocks)
     if answer.prefetch:
         world.prefetches.append(answer.prefetch)

@@ -19,7 +19,7 @@ def delete(world: World, rng: random.Random) -> None:
     keys = keys if model.flat else keys[-32:]
     gone = model.delete(split_keys(keys))
     world.may_undo_acks = True
-    count = world.ladder.delete(world.spaces[space].fingerprint, keys)
+    count = world.ladder.delete(world.prints[space], keys)
     assert count >= len(gone)
     assert gone <= world.keys_that_left(space, MissReason.DELETED)
     world.after_step(deep=False)
@@ -33,7 +33,7 @@ def delete_namespace(world: World, rng: random.Random) -> None:
     space = some_space(world, rng)
     model = world.models[space]
     world.may_undo_acks = True
-    assert world.ladder.delete(world.spaces[space].fingerprint, None) >= len(model.blocks)
+    assert world.ladder.delete(world.prints[space], None) >= len(model.blocks)
     world.after_step(deep=False)
     assert not model.blocks and not model.sides
     model.may_return.clear()
@@ -44,7 +44,7 @@ def list_all(world: World, rng: random.Random) -> None:
     space = some_space(world, rng)
     cursor, seen = "", list[bytes]()
     while True:
-        page = world.ladder.list(world.spaces[space].fingerprint, cursor=cursor, limit=rng.randint(1, 5))
+        page = world.ladder.list(world.prints[space], cursor=cursor, limit=rng.randint(1, 5))
         for run in page.runs:
             seen += split_keys(run.keys)
         cursor = page.cursor

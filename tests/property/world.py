@@ -101,7 +101,8 @@ class World:
         self.log: list[Any] = []
         self.classes: tuple[RetentionClass, ...] = SHIPPED_CLASSES
         self.spaces = [self._space(i) for i in range(setting.spaces)]
-        self.roots = [hashing.chain_root(space.fingerprint) for space in self.spaces]
+        self.prints = [space.fingerprint for space in self.spaces]
+        self.roots = [hashing.chain_root(fingerprint) for fingerprint in self.prints]
         self.models = [ModelStore(s, r, self.classes) for s, r in zip(self.spaces, self.roots, strict=True)]
         self.gone: list[tuple[Slice, MissReason]] = []
         self.steps = 0
@@ -207,7 +208,7 @@ class World:
 
     def _indexed(self, model: ModelStore) -> tuple[dict[bytes, Cell], dict[tuple[int, bytes], Cell]]:
         """What the index of a namespace holds, as the oracle would say it."""
-        state = self.ladder._catalog.namespaces[model.space.fingerprint]
+        state = self.ladder._catalog.namespaces[model.fingerprint]
         blocks: dict[bytes, Cell] = {}
         sides: dict[tuple[int, bytes], Cell] = {}
         for node in state.nodes():
@@ -282,7 +283,7 @@ class World:
     def keys_that_left(self, space: int, reason: MissReason) -> set[bytes]:
         """What left since the oracle last followed."""
         found = zip(self.gone, self.keys_gone, strict=True)
-        mine = self.spaces[space].fingerprint
+        mine = self.prints[space]
         return {
             key
             for (piece, why), packed in found
@@ -292,7 +293,7 @@ class World:
 
     def durable_keys(self, space: int) -> set[bytes]:
         """The blocks that lie on SSD."""
-        state = self.ladder._catalog.namespaces[self.spaces[space].fingerprint]
+        state = self.ladder._catalog.namespaces[self.prints[space]]
         return {
             key
             for node in state.nodes()
@@ -336,7 +337,8 @@ class World:
         self.collect_acks()
         if self.setting.capacity or self.may_undo_acks:
             for model in self.models:
-                self._check_durable(model)
+                if any(cell.acked for cell in model.blocks.values()):
+                    self._check_durable(model)
 
     def _departures(self) -> None:
         gone, keys = self.gone, self.keys_gone
@@ -344,7 +346,7 @@ class World:
         now = self.now
         for (piece, reason), packed in zip(gone, keys, strict=True):
             frame = piece.frame
-            index = next(i for i, s in enumerate(self.spaces) if s.fingerprint == frame.fingerprint)
+            index = self.prints.index(frame.fingerprint)
             side = frame.parts[0].index if frame.kind is FrameKind.SIDE else None
             names = split_keys(packed)
             self.models[index].leave(names, side, reason, now)
@@ -385,7 +387,7 @@ class World:
 
     def _check_durable(self, model: ModelStore) -> None:
         """What was acknowledged stays on SSD, unless it had to leave there."""
-        state = self.ladder._catalog.namespaces[model.space.fingerprint]
+        state = self.ladder._catalog.namespaces[model.fingerprint]
         for node in state.nodes():
             for piece in node.slices:
                 if piece.frame.location is None and piece.frame.kind is FrameKind.MAIN:

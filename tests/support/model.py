@@ -61,7 +61,7 @@ class ModelStore:
     """One namespace."""
 
     def __init__(self, space: Namespace, root: bytes, classes: Sequence[RetentionClass]) -> None:
-        self.space, self.root = space, root
+        self.space, self.root, self.fingerprint = space, root, space.fingerprint
         self.flat = space.addressing is Addressing.FLAT
         self.classes = {c.name: c for c in classes}
         layout = space.layout
