@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +41,7 @@ class RandomRun:
         self.builder = FrameBuilder(seed=seed)
         self.oracle = Oracle()
         self.boots = 0
+        self.faults = 0
         self.is_faulty = False
         self.tier = self.boot()
 
@@ -55,16 +58,19 @@ class RandomRun:
         self.tier.close(deadline_seconds=WAIT_SECONDS)
 
     def arm(self) -> None:
-        """Let a share of the steps meet one failing call, whichever comes then."""
+        """Let a share of the steps meet failing calls, whichever come then, and a share of a minute pass."""
+        self.tier._clock.advance(20.0)  # type: ignore[attr-defined]
         self.is_faulty = self.random.random() < 0.2
         if not self.is_faulty:
             return
-        fails_at = self.fs.calls + self.random.randint(1, 12)
-        harmless = {"listdir", "stat", "open", "mkdir", "rename"}
+        first = self.fs.calls + self.random.randint(1, 12)
+        fails_at = range(first, first + self.random.randint(1, 4))
+        code = self.random.choice((errno.EIO, errno.EIO, errno.ENOSPC, errno.EROFS))
 
         def before(name: str) -> None:
-            if self.fs.calls == fails_at and name not in harmless:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if self.fs.calls in fails_at:
+                self.faults += 1
+                raise OSError(code, os.strerror(code))
 
         self.fs.before = before
 
@@ -140,6 +146,26 @@ class RandomRun:
 
 SEEDS = int(os.environ.get("KVSTORE_RANDOM_SEEDS", "20"))
 """More of them search longer."""
+MANY = int(os.environ.get("KVSTORE_RANDOM_HISTORIES", "300"))
+FIRST_SEED = int(os.environ.get("KVSTORE_CRASH_SEED", "1000"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_no_promise_is_broken_in_many_histories(scratch: Path, figure: Callable[[str], None]) -> None:
+    faults = boots = 0
+    for seed in range(FIRST_SEED, FIRST_SEED + MANY):
+        directory = scratch / str(seed)
+        directory.mkdir()
+        run = RandomRun(directory, seed)
+        try:
+            run.run()
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        faults, boots = faults + run.faults, boots + run.boots
+        shutil.rmtree(directory)
+    figure(f"random histories from seed {FIRST_SEED}: {MANY}, faults injected {faults}, restarts {boots}")
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
