@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -46,7 +47,7 @@ class Load:
         self.frame = frame
         self.start = start
         self.count = count
-        self.waiters: list[Waiter] = []
+        self.waiters: dict[Waiter, int] = {}  # how many of a waiter's stretches wait for this load
         self.session = session
         self.queue: FairQueue[Load] | None = None
         self.slots: tuple[U32Array, ...] = ()
@@ -130,7 +131,7 @@ class Loads:
                 load.enter(self._urgent if urgent else self._ahead, session=session)
             elif urgent and self._hurries(load, session):
                 load.enter(self._urgent, session=session)
-            load.waiters.append(waiter)
+            load.waiters[waiter] = load.waiters.get(waiter, 0) + 1
             joined += 1
             index = load.start + load.count
         return joined
@@ -171,11 +172,9 @@ class Loads:
         `among` are the loads that it can be waiting for, by default all.
         """
         for load in list(dict.fromkeys((*self._urgent, *self._ahead) if among is None else among)):
-            if load.queue is not None and waiter in load.waiters:
-                load.waiters = [w for w in load.waiters if w is not waiter]
-                if not load.waiters:
-                    load.quit()
-                    self._close(load)
+            if load.queue is not None and load.waiters.pop(waiter, 0) and not load.waiters:
+                load.quit()
+                self._close(load)
 
     def next(self) -> list[tuple[Load, list[FrameRead]]]:
         """Return loads to submit now, slots in hand; those without room fail as throttled."""
@@ -273,15 +272,15 @@ class Loads:
             self._catalog.came_back(node)
 
     def _finish(self, load: Load, good: int, reason: MissReason | None) -> None:
-        waiters, load.waiters = load.waiters, []
+        waiters, load.waiters = load.waiters, {}
         self._close(load)
-        for waiter in waiters:
+        for waiter in itertools.chain.from_iterable(map(itertools.repeat, waiters, waiters.values())):
             waiter.loaded(load, good, reason)
 
     @staticmethod
     def _tell(load: Load, good: int, reason: MissReason) -> None:
-        waiters, load.waiters = load.waiters, []
-        for waiter in waiters:
+        waiters, load.waiters = load.waiters, {}
+        for waiter in itertools.chain.from_iterable(map(itertools.repeat, waiters, waiters.values())):
             waiter.loaded(load, good, reason)
 
     def _close(self, load: Load) -> None:

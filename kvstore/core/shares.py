@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -61,25 +61,29 @@ class Share:
 
 
 class FairQueue(Generic[T]):
-    """A queue per session, served in turn: who queues much waits behind himself alone."""
+    """A queue per session, served in turn: who queues much waits behind himself alone.
+
+    Items are hashable and wait once. Every operation but iteration takes constant time, also a removal from
+    the middle: the end of a flood must not hold everybody up.
+    """
 
     def __init__(self) -> None:
-        self._queues: dict[int, deque[T]] = {}
+        self._queues: dict[int, OrderedDict[T, None]] = {}
         self._turns: deque[int] = deque()
 
     def append(self, item: T, *, session: int) -> None:
         """Queue an item behind those of its session."""
         queue = self._queues.get(session)
         if queue is None:
-            queue = self._queues[session] = deque()
+            queue = self._queues[session] = OrderedDict()
             self._turns.append(session)
-        queue.append(item)
+        queue[item] = None
 
     def popleft(self) -> T:
         """Return the oldest item of the session whose turn it is."""
         session = self._turns.popleft()
         queue = self._queues[session]
-        item = queue.popleft()
+        item, _ = queue.popitem(last=False)
         if queue:
             self._turns.append(session)
         else:
@@ -89,10 +93,10 @@ class FairQueue(Generic[T]):
     def remove(self, item: T, *, session: int) -> None:
         """Take an item out of its session's queue.
 
-        Errors: ValueError when it is not there.
+        Errors: KeyError when it is not there.
         """
-        queue = self._queues.get(session, deque())
-        queue.remove(item)
+        queue = self._queues[session]
+        del queue[item]
         if not queue:
             del self._queues[session]
             self._turns.remove(session)

@@ -86,7 +86,7 @@ class Tormented:
     def status(self) -> dict[str, Any]:
         """Return the status document."""
         with Wire(self.home.address) as tool:
-            answer = tool.admin.Status(admin_pb2.StatusRequest())
+            answer = tool.admin.Status(admin_pb2.StatusRequest(), timeout=SETTLE_SECONDS, wait_for_ready=True)
         document: dict[str, Any] = json.loads(answer.document)
         return document
 
