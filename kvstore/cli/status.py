@@ -89,6 +89,8 @@ def sheet(document: Mapping[str, Any]) -> Sheet:
     page.table(
         "Tiers", ("tier", "state", "used>", "capacity>", "full>", "blocks>", "detail"), _tiers(document)
     )
+    for what, text in _notes(document):
+        page.line(Text(f"{what}: {text}", "dim"))
     page.table("Hit rate, of tokens asked for", ("tier", "tokens>", "rate>"), _hit_rates(document))
     columns = ("class", "life", "mode", "lowest tier", "blocks>", "host>", "ssd>")
     page.table("Retention classes", columns, _classes(document))
@@ -107,6 +109,14 @@ def _headline(document: Mapping[str, Any]) -> Text:
     if "uptime_seconds" in document:
         words.append(f"up {duration_text(document['uptime_seconds'])}")
     return Text.assemble(" · ".join(words), " · ", (state, "green" if state == "healthy" else "red"))
+
+
+def _notes(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what the start found, and how far the scrub is."""
+    recovery = document.get("recovery") or {}
+    scrubs = [str(tier["scrub"]) for tier in document.get("tiers", ()) if tier.get("scrub")]
+    recovered = [str(recovery["text"])] if recovery.get("text") else []
+    return [("recovered", text) for text in recovered] + [("scrub", text) for text in scrubs]
 
 
 def _tiers(document: Mapping[str, Any]) -> list[tuple[str, ...]]:

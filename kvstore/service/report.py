@@ -47,7 +47,9 @@ class Report:
         document = asdict(self)
         recovery = document.pop("recovery")
         if recovery is not None:
-            recovery["namespaces"] = [n.model for n in self.recovery.namespaces] if self.recovery else []
+            assert self.recovery is not None
+            recovery["namespaces"] = [n.model for n in self.recovery.namespaces]
+            recovery["text"] = recovery_text(self.recovery)
         return {**document, "boot_id": f"{self.boot_id:016x}", "recovery": recovery}
 
 

@@ -40,6 +40,11 @@ class TierSuite:
         for built, location in zip(frames, written(tier, frames), strict=True):
             assert_reads_back(tier, built, location)
 
+    def test_what_is_well_is_no_loss(self, tier: Tier) -> None:
+        written(tier, [registered(tier).frame(3)])
+        assert tier.losses() == []
+        assert tier.healthy().writable
+
     def test_a_part_of_a_frame_can_be_read(self, tier: Tier) -> None:
         built = registered(tier).frame(7)
         (location,) = written(tier, [built])

@@ -26,8 +26,17 @@ DOCUMENT: dict[str, Any] = {
             "blocks": 4096,
             "detail": "4 KiB pages [tmpfs]",
         },
-        {"tier": "ssd", "state": "ok", "capacity_bytes": 1 << 40, "used_bytes": 0, "blocks": 0, "detail": ""},
+        {
+            "tier": "ssd",
+            "state": "ok",
+            "capacity_bytes": 1 << 40,
+            "used_bytes": 0,
+            "blocks": 0,
+            "detail": "",
+            "scrub": "pass 2, next segment 000000000000001f, 0 bad",
+        },
     ],
+    "recovery": {"frames": 2, "text": "7 blocks in 2 runs"},
     "classes": [
         {
             "class": "agent",
@@ -65,6 +74,8 @@ def test_people_get_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert ["write", "queue", "2.0", "KiB"] in lines
     assert ["leases", "2"] in lines
     assert "evicted" not in shown
+    assert "scrub: pass 2, next segment 000000000000001f, 0 bad" in shown
+    assert "recovered: 7 blocks in 2 runs" in shown
     assert "4 KiB pages [tmpfs]" in shown
 
 
