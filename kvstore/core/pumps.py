@@ -17,18 +17,55 @@ from kvstore.types import MissReason
 Decision = Callable[[], AbstractContextManager[None]]
 
 
+class Turns:
+    """One thread at a time works, and works again for all who asked meanwhile, itself included.
+
+    A tier may answer at once, on the caller's thread, and each answer asks for more: without turns a long
+    queue would recurse until the stack ends.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_working = False
+        self._is_asked = False
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do the work, or leave it to who is at it."""
+        with self._lock:
+            self._is_asked = True
+            if self._is_working:
+                return
+            self._is_working = True
+        try:
+            while self._goes_on():
+                work()
+        except BaseException:
+            with self._lock:
+                self._is_working = False
+            raise
+
+    def _goes_on(self) -> bool:
+        with self._lock:
+            self._is_working, self._is_asked = self._is_asked, False
+            return self._is_working
+
+
 class ReadPump:
     """Submits loads as long as there is room for more."""
 
     def __init__(self, tier: Tier | None, loads: Loads, decision: Decision) -> None:
+        self._turns = Turns()
         self._tier = tier
         self._loads = loads
         self._decision = decision
 
     def run(self) -> None:
         """Submit what may be submitted now."""
-        if self._tier is None or not self._loads.queued:
-            return
+        if self._tier is not None and self._loads.queued:
+            self._turns.run(self._submit)
+
+    def _submit(self) -> None:
+        assert self._tier is not None
         with self._decision():
             ready = self._loads.next()
         if not ready:
@@ -50,22 +87,24 @@ class ReadPump:
 
 
 class WritePump:
-    """Submits write-behind in order; its own lock keeps two threads from overtaking one another."""
+    """Submits write-behind in order: taking turns keeps two threads from overtaking one another."""
 
     def __init__(self, tier: Tier | None, writeback: WriteBack, decision: Decision) -> None:
         self._tier = tier
         self._writeback = writeback
         self._decision = decision
-        self._order = threading.Lock()
+        self._turns = Turns()
 
     def run(self) -> None:
         """Submit what fits into the tier's queue now."""
-        if self._tier is None or not self._writeback.waiting:
-            return
-        with self._order:
-            with self._decision():
-                ready = self._writeback.next()
-            futures = self._tier.write([write for _, write in ready]) if ready else []
+        if self._tier is not None and self._writeback.waiting:
+            self._turns.run(self._submit)
+
+    def _submit(self) -> None:
+        assert self._tier is not None
+        with self._decision():
+            ready = self._writeback.next()
+        futures = self._tier.write([write for _, write in ready]) if ready else []
         for (frame, _), future in zip(ready, futures, strict=True):
             future.add_done_callback(partial(self._done, frame, frame_bytes(frame)))
 

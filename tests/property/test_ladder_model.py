@@ -14,6 +14,7 @@ from hypothesis import Phase, given, settings
 from tests.property.history import NAMES, WEIGHTS, play, some_setting, some_steps
 from tests.property.marathon import marathon
 from tests.property.world import World
+from tests.support.model import Cell
 
 STEPS = st.lists(
     st.tuples(
@@ -46,7 +47,7 @@ def test_very_long_histories_are_as_the_oracle_says() -> None:
 def test_a_failure_says_how_to_get_there_again() -> None:
     world = World(some_setting(random.Random(1)), seed=1)
     steps = some_steps(random.Random(1), 3)
-    world.models[0].blocks[b"of nobody"] = next(iter([*world.models[0].blocks.values()]), None)  # type: ignore[assignment]
+    world.models[0].blocks[b"of nobody"] = Cell("agent", world.now)
     with pytest.raises(AssertionError) as caught:
         play(world, steps)
     assert f"step 0: {steps[0][0]} {steps[0][1]}" in caught.value.__notes__[0]

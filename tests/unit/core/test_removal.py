@@ -10,9 +10,9 @@ from tests.support.integrity import check_integrity
 from tests.unit.core.rig import Rig
 
 
-def reopened(rig: Rig) -> Rig:
+def reopened(rig: Rig, *, pages: int = 512, limits: Limits | None = None) -> Rig:
     rig.ladder.close(deadline_seconds=0.0)
-    return Rig(disk=rig.disk, space=rig.space)
+    return Rig(disk=rig.disk, space=rig.space, pages=pages, limits=limits)
 
 
 def spoil(rig: Rig, block: bytes) -> None:
