@@ -6,13 +6,15 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvstore.tiers.base import TouchNote
 from kvstore.tiers.ssd import DirectoryLock
-from kvstore.types import PutOutcome
-from tests.crash.test_ladder_disk import BLOCKS, Node, until
+from kvstore.types import PAGE_BYTES, PutOutcome
+from tests.crash.test_ladder_disk import BLOCKS, WAIT_SECONDS, Node, until
 
 DISK_BYTES = 48 << 20
 pytestmark = pytest.mark.skipif(
@@ -90,7 +92,7 @@ def test_segments_and_index_on_a_full_disk(disk: Path) -> None:
 def test_a_start_on_a_full_disk_serves_what_is_there(disk: Path) -> None:
     node = Node(disk / "store")
     stored = [node.put_durably(seed) for seed in range(4)]
-    node.ladder.close(deadline_seconds=30.0)
+    node.ladder.close(deadline_seconds=WAIT_SECONDS)
     fill(disk / "filler")
     with DirectoryLock(disk / "store"):
         node = Node(disk / "store", node.fs)
@@ -98,3 +100,28 @@ def test_a_start_on_a_full_disk_serves_what_is_there(disk: Path) -> None:
             assert node.fetched(keys) == (BLOCKS, None)
         assert node.tier.report().frames == 4
         node.close()
+
+
+def test_an_index_that_finds_no_room_lags_and_catches_up(disk: Path) -> None:
+    node = Node(disk / "store")
+    keys = node.put_durably(1)
+    node.tier.sync_index().result(WAIT_SECONDS)
+    fill(disk / "filler")
+    (place,) = node.places()
+    notes = [
+        TouchNote(replace(place, offset=place.offset + i * PAGE_BYTES), "chat", 1.0) for i in range(1, 20_000)
+    ]
+    node.tier.annotate(notes)
+    node.tier.sync_index().result(WAIT_SECONDS)
+    assert "the index lags: " in node.tier.healthy().detail
+    assert "No space left on device" in node.tier.healthy().detail
+    assert node.events.total("kvstore_ssd_errors_total", operation="index") >= 1
+    assert node.fetched(keys) == (BLOCKS, None)
+    (disk / "filler").unlink()
+    node.put_durably(2)
+    node.tier.sync_index().result(WAIT_SECONDS)
+    assert node.tier.healthy().detail == ""
+    node = node.reopened()
+    assert node.tier.report().frames == 2
+    assert not node.tier.report().rebuilt
+    node.close()

@@ -105,6 +105,7 @@ def small_ssd(directory: Path, fs: CrashFileSystem, *, seed: int) -> SsdTier:
 def abandon(tier: SsdTier) -> None:
     """Let go of what a dead process would not hold: threads and the index."""
     running: Any = tier._running
+    tier._closing.set()
     tier._queue.close("crashed")
     tier._readers.close()
     if running is None:
