@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,14 @@ from kvstore.errors import InvalidArgument
 from kvstore.quantities import parse_seconds
 from kvstore.trace.requests import TraceFile
 from kvstore.trace.simulator import Simulator, Tally
+from kvstore.types import TtlMode
+
+
+class Policy(StrEnum):
+    """The orders in which blocks can leave."""
+
+    LRU = "lru"
+
 
 FAULTS_SHOWN = 5
 TraceArgument = Annotated[
@@ -42,6 +51,13 @@ CapacityOption = Annotated[
 BlockOption = Annotated[
     int, typer.Option("--block-size", min=0, help="Tokens of a block; 0: what the file says, else 512.")
 ]
+ModeOption = Annotated[
+    TtlMode, typer.Option("--ttl-mode", help="sliding: from the last touch; fixed: from the write.")
+]
+PolicyOption = Annotated[
+    Policy,
+    typer.Option("--policy", help="What leaves first when the room is used up: lru, exact to the block."),
+]
 StrictOption = Annotated[bool, typer.Option("--strict", help="A bad line ends the run with exit code 1.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -49,7 +65,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on s
 def simulate(
     trace: TraceArgument,
     ttl: TtlOption = "inf",
+    ttl_mode: ModeOption = TtlMode.SLIDING,
     capacity_blocks: CapacityOption = 0,
+    policy: PolicyOption = Policy.LRU,
     block_size: BlockOption = 0,
     strict: StrictOption = False,
     as_json: JsonOption = False,
@@ -77,11 +95,14 @@ def simulate(
     if not requests:
         raise InvalidArgument(f"trace {trace}: no request in it")
     simulator = Simulator(
-        block_tokens=file.block_tokens, ttl_seconds=seconds, capacity_blocks=capacity_blocks
+        block_tokens=file.block_tokens,
+        ttl_seconds=seconds,
+        ttl_mode=ttl_mode,
+        capacity_blocks=capacity_blocks,
     )
     with progress("simulate", total=len(requests)) as bar:
         tally = simulator.run(requests, on_progress=bar.to)
-    document = _document(tally, file, seconds, capacity_blocks)
+    document = _document(tally, file, seconds, ttl_mode, capacity_blocks, policy)
     if as_json:
         emit_json(document)
     else:
@@ -113,14 +134,16 @@ def report_faults(trace: Path, faults: list[tuple[int, str]]) -> None:
         complain(f"{trace}: {len(faults)} bad lines skipped in all")
 
 
-def _document(tally: Tally, file: TraceFile, ttl_seconds: float, capacity_blocks: int) -> dict[str, Any]:
+def _document(
+    tally: Tally, file: TraceFile, ttl_seconds: float, ttl_mode: TtlMode, capacity_blocks: int, policy: Policy
+) -> dict[str, Any]:
     return {
         "trace": str(file.path),
         "block_size": file.block_tokens,
         "ttl_seconds": ttl_seconds,
-        "ttl_mode": "sliding",
+        "ttl_mode": str(ttl_mode),
         "capacity_blocks": capacity_blocks,
-        "policy": "lru",
+        "policy": str(policy),
         "lines_skipped": file.lines_skipped,
         "requests": tally.requests,
         "input_tokens": tally.input_tokens,
@@ -135,7 +158,8 @@ def _document(tally: Tally, file: TraceFile, ttl_seconds: float, capacity_blocks
 def _sheet(tally: Tally, document: dict[str, Any]) -> Sheet:
     sheet = Sheet()
     ttl, capacity, lasted = document["ttl_seconds"], document["capacity_blocks"], tally.duration_seconds
-    kept = "for ever" if math.isinf(ttl) else f"{duration_text(ttl)} after its last touch"
+    since = "write" if document["ttl_mode"] == TtlMode.FIXED else "last touch"
+    kept = "for ever" if math.isinf(ttl) else f"{duration_text(ttl)} after its {since}"
     room = f"room for {count_text(capacity)} blocks" if capacity else "room for all"
     sheet.line(
         f"{count_text(tally.requests)} requests over {duration_text(lasted)}; a block stays {kept}; {room}"

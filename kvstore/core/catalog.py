@@ -17,7 +17,7 @@ from kvstore.core.index import RunIndex
 from kvstore.core.ledger import DepartedLedger
 from kvstore.core.loose import LooseIndex
 from kvstore.core.plan import Plan
-from kvstore.core.retention import Retention
+from kvstore.core.retention import Retention, Touch
 from kvstore.core.room import Room
 from kvstore.core.segments import Segment, SegmentTable
 from kvstore.core.slabs import SlabAllocator
@@ -112,13 +112,14 @@ class Catalog:
 
     # Touch
 
-    def touch_path(self, node: Node, *, by: str, now: float, is_write: bool) -> None:
+    def touch_path(self, node: Node, *, by: str, now: float, how: Touch, above: Node | None = None) -> None:
         """Let a class touch a node and its ancestors; leaf first, so that the order keeps ancestors behind
-        descendants.
+        descendants. A write ends below the node `above`: from there on it touches what it follows.
         """
-        path = RunIndex.path(node)
-        for item in path:
-            self.retention.touch(item, by=by, now=now, is_write=is_write)
+        for item in RunIndex.path(node):
+            if item is above:
+                how = Touch.BELOW
+            self.retention.touch(item, by=by, now=now, how=how)
             self.policy.touch(item)
             for piece in item.slices:
                 if piece.frame.location is not None:

@@ -25,6 +25,7 @@ from kvstore.core.oversight import Oversight
 from kvstore.core.putting import Published
 from kvstore.core.recovery import Rebuild
 from kvstore.core.removal import Removal
+from kvstore.core.retention import Touch
 from kvstore.core.writeback import DurableWait
 from kvstore.errors import InvalidArgument, Overloaded
 from kvstore.layout import Part
@@ -189,14 +190,14 @@ class Ladder(Oversight):
             node, used = found.steps[-1]
             if used < node.count:
                 state.runs.split(node, used)
-            self._catalog.touch_path(node, by=by, now=now, is_write=False)
+            self._catalog.touch_path(node, by=by, now=now, how=Touch.READ)
             self._writeback.enqueue(node)
             self._catalog.join_path(state, node)
         for node in found.loose.values():
-            self._catalog.touch_path(node, by=by, now=now, is_write=False)
+            self._catalog.touch_path(node, by=by, now=now, how=Touch.READ)
             self._writeback.enqueue(node)
         for node in {id(item.frame): item.frame.nodes[0] for item in found.side}.values():
-            self._catalog.touch_path(node, by="", now=now, is_write=False)
+            self._catalog.touch_path(node, by="", now=now, how=Touch.READ)
 
     def watch(self, lease: int, on_progress: OnProgress | None = None) -> Progress:
         """Return what is readable under a lease, and later news of what still loads. Any process may

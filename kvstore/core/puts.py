@@ -292,28 +292,30 @@ class Presence:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def look(self, put: PendingPut) -> list[Stretch]:
-        """Fill in the put's absent and in-flight masks; returns the present stretches of its chain."""
-        there, found = self.present(put)
+    def look(self, put: PendingPut) -> tuple[Node | None, list[Stretch]]:
+        """Fill in the put's absent and in-flight masks; returns the node it follows and the present stretches
+        of its chain.
+        """
+        there, above, found = self.present(put)
         put.absent[:] = ~there
         if put.state.pending:
             for index in np.flatnonzero(put.absent).tolist():
-                put.in_flight[index] = key_at(put.keys, index) in put.state.pending
-        return found
+                put.in_flight[index] = put.names[index] in put.state.pending
+        return above, found
 
     @staticmethod
-    def present(put: PendingPut) -> tuple[Mask, list[Stretch]]:
-        """Return which blocks of a put are there now, and where in the chain."""
+    def present(put: PendingPut) -> tuple[Mask, Node | None, list[Stretch]]:
+        """Return which blocks of a put are there now, the node it follows, and where they lie."""
         state = put.state
         there = np.zeros(put.count, np.bool_)
         if state.flat:
             for index in range(put.count):
-                there[index] = state.loose.get(key_at(put.keys, index)) is not None
-            return there, []
-        _, stretches = state.runs.walk_behind(put.parent, put.keys)
+                there[index] = state.loose.get(put.names[index]) is not None
+            return there, None, []
+        above, stretches = state.runs.walk_behind(put.parent, put.keys)
         for position, _, matched in stretches:
             there[position : position + matched] = True
-        return there, stretches
+        return there, above, stretches
 
     def wanted(self, put: PendingPut, piece: PartBlocks) -> Mask:
         """Return the blocks of a put that a writer of one part has to bring."""

@@ -27,6 +27,7 @@ from kvstore.core.puts import (
     runs_of,
 )
 from kvstore.core.quarantine import Quarantine
+from kvstore.core.retention import Touch
 from kvstore.core.shares import Share
 from kvstore.core.writeback import WriteBack
 from kvstore.errors import LeaseExpired, Overloaded
@@ -112,11 +113,11 @@ class Putting:
             return known
         name = self._catalog.retention.named(request.retention_class).name
         put = PendingPut(state, request, retention_class=name, deadline=monotonic + RESERVATION_SECONDS)
-        stretches = self._presence.look(put)
-        self._renew(put, stretches, now=now)
+        above, stretches = self._presence.look(put)
+        self._renew(put, above, stretches, now=now)
         return put
 
-    def _renew(self, put: PendingPut, stretches: list[Stretch], *, now: float) -> None:
+    def _renew(self, put: PendingPut, above: Node | None, stretches: list[Stretch], *, now: float) -> None:
         """Touch what is present, and hold it: the put's own ancestors must not be evicted to make room for
         it.
         """
@@ -128,16 +129,16 @@ class Putting:
                 if (n := _flat_node(state, put.names[i]))
             }
             for node in nodes.values():
-                self._catalog.touch_path(node, by=put.retention_class, now=now, is_write=True)
+                self._catalog.touch_path(node, by=put.retention_class, now=now, how=Touch.WRITE)
                 self._writeback.enqueue(node)
             return
-        last = state.runs.find(put.parent) if not stretches else None
+        last = above if not stretches else None
         if last is not None:
-            self._catalog.touch_path(last, by=put.retention_class, now=now, is_write=True)
+            self._catalog.touch_path(last, by=put.retention_class, now=now, how=Touch.BELOW)
         for _, node, matched in stretches:
             if matched < node.count:
                 state.runs.split(node, matched)
-            self._catalog.touch_path(node, by=put.retention_class, now=now, is_write=True)
+            self._catalog.touch_path(node, by=put.retention_class, now=now, how=Touch.WRITE, above=above)
             self._writeback.enqueue(node)
             last = node
         for item in state.runs.path(last):
@@ -150,7 +151,7 @@ class Putting:
         part = put.state.namespace.layout.parts[piece.part]
         put_part = PutPart(part, self._presence.wanted(put, piece))
         for node in self._presence.side_nodes(put, piece):
-            self._catalog.touch_path(node, by=put.retention_class, now=now, is_write=True)
+            self._catalog.touch_path(node, by=put.retention_class, now=now, how=Touch.WRITE)
             self._writeback.enqueue(node)
         put.parts[piece.part] = put_part
         return put_part
@@ -288,7 +289,7 @@ class Putting:
         mask = np.logical_and.reduce([put.parts[index].mask for index in required])
         mask[visible:] = False
         # While no rank held these blocks, another put may have brought them.
-        there, _ = self._presence.present(put)
+        there, _, _ = self._presence.present(put)
         mask &= ~there
         for index in required:
             part = put.parts[index]
@@ -340,7 +341,9 @@ class Putting:
         for node in nodes:
             self._catalog.policy.add(node)
         for node in nodes:
-            self._catalog.touch_path(node, by=put.retention_class, now=now, is_write=True)
+            self._catalog.touch_path(
+                node, by=put.retention_class, now=now, how=Touch.WRITE, above=node.parent
+            )
             waiting += [frame for frame in self._writeback.enqueue(node) if frame not in waiting]
         for node in nodes:
             if node.count and not node.loose:

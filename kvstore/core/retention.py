@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 
 from kvstore.clock import Clock
 from kvstore.core.frames import Node
@@ -13,6 +14,14 @@ from kvstore.types import TtlMode
 SLEW = 0.05
 """A corrected clock is followed by at most this share of the time that really passed."""
 JUMP_SECONDS = 5.0
+
+
+class Touch(Enum):
+    """How a run is touched: by a read, by a write of its own blocks, or by a write of what follows it."""
+
+    READ = auto()
+    WRITE = auto()
+    BELOW = auto()
 
 
 class SteadyWall:
@@ -82,13 +91,15 @@ class Retention:
         """Say whether a node is still visible."""
         return now < self.end(node)
 
-    def touch(self, node: Node, *, by: str, now: float, is_write: bool) -> None:
-        """Let a class touch a node: the class whose touch ends last holds it. Reads never renew a fixed
-        class.
+    def touch(self, node: Node, *, by: str, now: float, how: Touch) -> None:
+        """Let a class touch a node: the class whose touch ends last holds it. A fixed life counts from the
+        write: no read renews it, and a write of what follows only hands the node to another class.
         """
         toucher = self.held_by(by or node.retention_class)
-        if toucher.mode is TtlMode.FIXED and not is_write:
+        is_same = toucher.name == node.retention_class
+        if toucher.mode is TtlMode.FIXED and (how is Touch.READ or (how is Touch.BELOW and is_same)):
             return
-        if now + toucher.ttl_seconds >= self.end(node) or (is_write and not self.alive(node, now)):
+        is_dead_write = how is Touch.WRITE and not self.alive(node, now)
+        if is_dead_write or now + toucher.ttl_seconds >= self.end(node):
             node.retention_class = toucher.name
             node.since = now

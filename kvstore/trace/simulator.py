@@ -86,6 +86,7 @@ class Simulator:
         *,
         block_tokens: int,
         ttl_seconds: float = math.inf,
+        ttl_mode: TtlMode = TtlMode.SLIDING,
         capacity_blocks: int = 0,
     ) -> None:
         self._block_tokens = block_tokens
@@ -93,7 +94,7 @@ class Simulator:
         self._first_ms: int | None = None
         self._began_at = self._clock.wall()
         self._residency = Residency()
-        held_by = RetentionClass(DEFAULT_CLASS, ttl_seconds + HALF_TICK_SECONDS, TtlMode.SLIDING, Tier.HOST)
+        held_by = RetentionClass(DEFAULT_CLASS, ttl_seconds + HALF_TICK_SECONDS, ttl_mode, Tier.HOST)
         layout = Layout.single(dtype="none", bytes_max=1, layers=1)
         self._space = Namespace(model="trace", weights="none", layout=layout, block_tokens=block_tokens)
         self._name = self._space.fingerprint

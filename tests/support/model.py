@@ -5,7 +5,7 @@ It never evicts by itself: the world tells it what left and why, and it checks t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.api import BOUNDARIES_MAX, PartBlocks
@@ -88,19 +88,26 @@ class ModelStore:
     def alive(self, cell: Cell | None, now: float) -> bool:
         return cell is not None and now < self.end(cell)
 
-    def touch(self, cell: Cell, by: str, now: float, *, is_write: bool) -> None:
+    def touch(self, cell: Cell, by: str, now: float, *, is_write: bool, is_below: bool = False) -> None:
+        """A read; a write of the cell itself; or, `is_below`, a write of what follows it."""
         toucher = self.held_by(by or cell.retention_class)
-        if toucher.mode is TtlMode.FIXED and not is_write:
+        is_same = toucher.name == cell.retention_class
+        if toucher.mode is TtlMode.FIXED and not is_write and (not is_below or is_same):
             return
         if now + toucher.ttl_seconds >= self.end(cell) or (is_write and now >= self.end(cell)):
             cell.retention_class, cell.since = toucher.name, now
 
-    def touch_path(self, key: bytes, by: str, now: float, *, is_write: bool) -> None:
-        """Touch a block and its ancestors; in a flat namespace, what lives together with it."""
+    def touch_path(
+        self, key: bytes, by: str, now: float, *, is_write: bool, written: Collection[bytes] = ()
+    ) -> None:
+        """Touch a block and its ancestors; in a flat namespace, what lives together with it. A write touches
+        those `written` as such, and what they follow as that.
+        """
         cell = self.blocks.get(key)
         while cell is not None:
-            self.touch(cell, by, now, is_write=is_write)
-            cell = None if self.flat else self.blocks.get(cell.parent)
+            own = is_write and (self.flat or key in written)
+            self.touch(cell, by, now, is_write=own, is_below=is_write)
+            key, cell = cell.parent, None if self.flat else self.blocks.get(cell.parent)
 
     def path(self, key: bytes) -> list[bytes]:
         """A block of a chain and its ancestors."""
@@ -174,7 +181,7 @@ class ModelStore:
         put.in_flight = [a and key in self.pending for a, key in zip(put.absent, put.keys, strict=True)]
         for key, absent in zip(put.keys, put.absent, strict=True):
             if not absent:
-                self.touch_path(key, put.retention_class, now, is_write=True)
+                self.touch_path(key, put.retention_class, now, is_write=True, written=put.keys)
         if all(put.absent) and not self.flat:
             self.touch_path(put.parent, put.retention_class, now, is_write=True)
 

@@ -204,6 +204,17 @@ def test_expiry_hides_and_a_new_put_of_the_parent_brings_the_child_back() -> Non
     assert rig.length(keys) == 8, "the child's class holds its ancestors too"
 
 
+def test_a_fixed_life_is_not_renewed_by_what_is_put_behind_it() -> None:
+    rig = Rig()
+    keys = rig.keys(4)
+    put(rig.ladder, rig.space, rig.root, keys[:64], retention_class="handoff")
+    rig.tick(40.0)
+    put(rig.ladder, rig.space, BlockHash(keys[32:64]), keys[64:], retention_class="handoff")
+    rig.tick(25.0)
+    assert rig.length(keys) == 0
+    assert rig.match(keys).reason is MissReason.EXPIRED
+
+
 def test_eviction_leaves_the_leaves_first() -> None:
     rig = Rig(pages=64, ssd=False)
     trunk = rig.keys(20)

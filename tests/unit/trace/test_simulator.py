@@ -11,6 +11,7 @@ import pytest
 
 from kvstore.trace.requests import TraceFile, TraceRequest
 from kvstore.trace.simulator import Simulator
+from kvstore.types import TtlMode
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
 """Real traces lie beside a developer's checkout and are no part of it."""
@@ -67,6 +68,15 @@ def test_residency_is_integrated_to_the_millisecond() -> None:
     tally = Simulator(block_tokens=4, ttl_seconds=1.0).run(requests)
     assert tally.resident_blocks_peak == 3
     assert tally.resident_blocks_mean == pytest.approx((2 * 1.0 + 1 * 1.0) / 4.0, abs=1e-3)
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the reference traces are not beside this checkout")
+def test_a_fixed_life_counts_from_the_write_as_in_the_reference() -> None:
+    reference = json.loads((TRACES / "reference" / "agentic_cc_small.stats.json").read_text())
+    trace = TraceFile(TRACES / "agentic_cc_small.mooncake.jsonl.gz")
+    simulator = Simulator(block_tokens=trace.block_tokens, ttl_seconds=180.0, ttl_mode=TtlMode.FIXED)
+    rate = simulator.run(trace.sorted()).rates()["token_hit_rate"]
+    assert rate == pytest.approx(reference["ttl_fixed"]["180s"], abs=5e-6)
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the reference traces are not beside this checkout")
