@@ -347,6 +347,7 @@ class Catalog:
     def release_segment(self, segment: Segment, reason: MissReason) -> int:
         """Let a whole segment go: expired ones leave children as orphans, evicted ones take them along."""
         self.plan.unlink.append(segment.number)
+        self.segments.release(segment.number)
         frames, freed = list(segment.frames), segment.bytes
         for frame in frames:
             self.forget_on_ssd(frame, reason)

@@ -8,6 +8,8 @@ from kvstore.core.frames import Frame
 from kvstore.core.retention import Retention
 from kvstore.tiers.base import FrameLocation
 
+RELEASED_MAX = 4096
+
 
 class Segment:
     """The living frames of one segment file and, per class, the latest touch of any of them."""
@@ -37,6 +39,7 @@ class SegmentTable:
 
     def __init__(self) -> None:
         self._segments: dict[int, Segment] = {}
+        self._released: dict[int, None] = {}
         self.used_bytes = 0
 
     def place(self, frame: Frame, location: FrameLocation, *, retention_class: str, since: float) -> None:
@@ -55,6 +58,16 @@ class SegmentTable:
         segment = self._segments[frame.location.segment]
         segment.touched[retention_class] = max(since, segment.touched.get(retention_class, 0.0))
         segment.last_touch = max(segment.last_touch, since)
+
+    def release(self, number: int) -> None:
+        """Remember that a segment is on its way out; numbers are not used again."""
+        self._released[number] = None
+        if len(self._released) > RELEASED_MAX:
+            del self._released[next(iter(self._released))]
+
+    def is_released(self, number: int) -> bool:
+        """Say whether a segment was let go: word of a write into it may come late."""
+        return number in self._released
 
     def forget(self, frame: Frame) -> FrameLocation | None:
         """A frame left the SSD tier; returns where it was."""
@@ -76,8 +89,9 @@ class SegmentTable:
 
     def victim(self, *, among: Collection[int]) -> Segment | None:
         """Return the segment touched longest ago that nothing holds, of those that may go."""
-        free = [s for s in self._segments.values() if s.number in among and not s.held()]
-        return min(free, key=lambda s: (s.last_touch, s.number), default=None)
+        there = (segment for number in among if (segment := self._segments.get(number)) is not None)
+        oldest = sorted(there, key=lambda segment: (segment.last_touch, segment.number))
+        return next((segment for segment in oldest if not segment.held()), None)
 
     def get(self, number: int) -> Segment | None:
         """Return a segment with living frames, or None."""

@@ -64,6 +64,7 @@ class WriteBack:
                 break
             del self._queue[frame]
             self._make_room(size)
+            size = frame_bytes(frame)
             if frame.dead or not frame.nodes or not frame.fully_resident():
                 self._settle(frame, durable=False)
                 continue
@@ -136,6 +137,9 @@ class WriteBack:
         self._in_flight.pop(frame, None)
         self._has_progress = True
         location = result.location
+        if location is not None and self._catalog.segments.is_released(location.segment):
+            # Room was made between the write and this word of it: what was written is gone.
+            location, result = None, WriteResult(None, "its segment was let go")
         if location is not None and (frame.dead or self._catalog.lost_any(frame)):
             # Blocks left while they were being written: what is on disk now must not bring them back.
             self._catalog.plan.delete.append(location)
@@ -167,6 +171,8 @@ class WriteBack:
         for frame in refused:
             if not frame.dead and frame.nodes and frame.location is None:
                 self.enqueue(frame.nodes[0])
+                if frame.holds and frame.nodes and not frame.queued:
+                    self._refused[frame] = None
 
     def expire(self, monotonic: float) -> None:
         """Nobody waits for ever: when no write has come back for too long, those who wait for an

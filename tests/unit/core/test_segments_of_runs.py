@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvstore.api import CommitAnswer, OutcomeRun
 from kvstore.core.frames import Slice
-from kvstore.types import MissReason
+from kvstore.types import AckTier, MissReason, PutOutcome
 from tests.support.driver import put
 from tests.unit.core.rig import Rig
 
@@ -41,3 +42,22 @@ def test_a_block_leaves_once_with_its_segment() -> None:
             catalog.release_segment(segment, MissReason.EVICTED)
     assert left == [4]
     assert rig.match(keys).reason is MissReason.EVICTED
+
+
+def test_a_write_into_a_segment_that_was_let_go_meanwhile_is_not_durable() -> None:
+    rig = Rig(manual=True)
+    first, second = rig.keys(1, salt=1), rig.keys(1, salt=2)
+    acks: list[CommitAnswer] = []
+    put(rig.ladder, rig.space, rig.root, first)
+    put(rig.ladder, rig.space, rig.root, second, ack=AckTier.SSD, acks=acks)
+    rig.tier.run(1)
+    with rig.ladder._decision():
+        for segment in rig.ladder._catalog.segments:
+            rig.ladder._catalog.release_segment(segment, MissReason.EVICTED)
+    rig.tier.run()
+    assert acks[0].outcomes == (OutcomeRun(PutOutcome.STORED_HOST, 1),)
+    for _ in range(4):
+        rig.tick(6.0)
+        rig.tier.run()
+    (run,), _, _ = rig.ladder.inspect(rig.space.fingerprint, keys=second)
+    assert run.ssd_blocks == 1

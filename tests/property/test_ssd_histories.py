@@ -1,0 +1,116 @@
+"""The same histories over the real SSD tier, on a file system that loses what was not synced."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from kvstore.tiers.base import FrameLocation, Tier
+from kvstore.tiers.ssd import SsdTier
+from tests.crash.test_ssd_crash import abandon, small_ssd
+from tests.property.history import play, some_steps
+from tests.property.world import Setting, World
+from tests.support.crash_fs import CrashFileSystem
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+WAIT_SECONDS = 60.0
+LEFT_OUT = {"faults", "status"}
+
+
+class SsdWorld(World):
+    """Waits after each step until the disk has done what it was asked to."""
+
+    notes_may_be_lost = True
+
+    def __init__(self, setting: Setting, *, seed: int, directory: Path) -> None:
+        self.directory, self.boots = directory, 0
+        self.fs = CrashFileSystem(seed=seed)
+        self.deletions: list[Future[int]] = []
+        self.crashes = 0
+        super().__init__(setting, seed=seed)
+
+    def make_tier(self) -> Tier:
+        self.boots += 1
+        self.ssd: SsdTier = small_ssd(self.directory, self.fs, seed=self.boots)
+        delete = self.ssd.delete
+
+        def noted(frames: Sequence[FrameLocation]) -> Future[int]:
+            self.deletions.append(delete(frames))
+            return self.deletions[-1]
+
+        self.ssd.delete = noted  # type: ignore[method-assign]
+        return self.ssd
+
+    def settle(self) -> None:
+        until, pause = time.monotonic() + WAIT_SECONDS, threading.Event()
+        while not self._is_idle():
+            assert time.monotonic() < until, "the disk does not answer"
+            pause.wait(0.001)
+        deletions, self.deletions = self.deletions, []
+        for deletion in deletions:
+            deletion.result(WAIT_SECONDS)
+
+    def _is_idle(self) -> bool:
+        ladder = self.ladder
+        with ladder._lock:
+            loads = ladder._loads
+            return ladder._writeback.idle and not loads.in_flight and not loads.queued
+
+    def run_io(self, count: int = 1 << 30) -> None:
+        self.settle()
+
+    def close(self) -> None:
+        self.settle()
+        self.ladder.close(deadline_seconds=WAIT_SECONDS)
+        self.follow()
+
+    def crash(self) -> None:
+        self.crashes += 1
+        self.fs.crash()
+        abandon(self.ssd)
+        self.fs = self.fs.reboot()
+        self.deletions = []
+        self.follow()
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def run_over_ssd(directory: Path, *, seed: int, steps: int) -> SsdWorld:
+    rng = random.Random(seed)
+    setting = Setting(
+        pages=rng.choice([60, 4096]),
+        parts=rng.choice([1, 2]),
+        side=rng.choice(["", "checkpoint"]),
+        flat=rng.random() < 0.3,
+        fifo=rng.random() < 0.3,
+        faults=False,
+    )
+    world = SsdWorld(setting, seed=seed, directory=directory)
+    wanted = [(name, number) for name, number in some_steps(rng, steps) if name not in LEFT_OUT]
+    for at in range(0, len(wanted), 40):
+        play(world, wanted[at : at + 40], first=at)
+        play(world, [("crash", at)], first=at)
+    world.close()
+    return world
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_the_oracle_says_holds_over_a_disk_that_crashes(scratch: Path, seed: int) -> None:
+    assert run_over_ssd(scratch, seed=seed, steps=120).crashes >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_what_the_oracle_says_holds_over_many_crashes(scratch: Path, seed: int) -> None:
+    assert run_over_ssd(scratch, seed=seed, steps=1000).crashes >= 20
