@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import random
 import shutil
@@ -165,6 +166,8 @@ def test_no_promise_is_broken_in_many_histories(scratch: Path, figure: Callable[
             raise
         faults, boots = faults + run.faults, boots + run.boots
         shutil.rmtree(directory)
+        del run
+        gc.collect()
     figure(f"random histories from seed {FIRST_SEED}: {MANY}, faults injected {faults}, restarts {boots}")
 
 
