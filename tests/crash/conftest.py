@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import threading
@@ -45,3 +46,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the figures."""
     for line in FIGURES:
         terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def quiet_log() -> Iterator[None]:
+    """Log nothing: kept records hold errors, those their tracebacks, and those every tier of a long run."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)

@@ -172,6 +172,7 @@ def test_random_histories_at_some_of_their_calls(scratch: Path, figure: Callable
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quiet_log")
 @pytest.mark.timeout(3600)
 def test_random_histories_at_every_call(scratch: Path, figure: Callable[[str], None]) -> None:
     """Set KVSTORE_CRASH_POINTS and KVSTORE_CRASH_SEED for more, and for others."""

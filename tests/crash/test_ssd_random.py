@@ -152,6 +152,7 @@ FIRST_SEED = int(os.environ.get("KVSTORE_CRASH_SEED", "1000"))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quiet_log")
 @pytest.mark.timeout(3600)
 def test_no_promise_is_broken_in_many_histories(scratch: Path, figure: Callable[[str], None]) -> None:
     faults = boots = 0

@@ -55,6 +55,7 @@ def test_a_sample_of_all_kinds_of_bytes(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quiet_log")
 @pytest.mark.timeout(1200)
 def test_every_byte_of_all_kinds(store: RotStore, scratch: Path, figure: Callable[[str], None]) -> None:
     seen = flip_all(store, scratch, share=1, bits=(0x01,))
@@ -103,6 +104,7 @@ def test_a_rotten_index_costs_a_rebuild_at_most(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quiet_log")
 @pytest.mark.timeout(1200)
 def test_many_rotten_indexes(store: RotStore, scratch: Path, figure: Callable[[str], None]) -> None:
     figure(f"rotten indexes: {dict(rot_the_index(store, scratch, seeds=range(1000, 1300)))}")
