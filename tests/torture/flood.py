@@ -21,7 +21,7 @@ import numpy as np
 
 from kvstore.client import Client, ClientLimits, OpenNamespace, Transport
 from kvstore.types import MatchMode, ReleaseOutcome
-from tests.torture.workload import BLOCK_BYTES, KEPT, LOOSE, prompt_keys, store
+from tests.torture.workload import KEPT, LOOSE, blocks_of, prompt_keys, store
 
 LONG_BLOCKS = 512
 LIMITS = ClientLimits(connect_seconds=20.0)
@@ -31,9 +31,9 @@ QUIET_PROMPT = 700
 def flooding(namespace: OpenNamespace, over: threading.Event, *, seed: int) -> None:
     """Ask for much, until told to end."""
     dice = random.Random(seed)
-    tokens = np.random.default_rng(seed).integers(0, 1 << 20, 16 * LONG_BLOCKS)
+    tokens = np.random.default_rng(1_000_000 + seed).integers(0, 1 << 20, 16 * LONG_BLOCKS)
     keys = namespace.hashes(tokens)
-    source = np.zeros((LONG_BLOCKS, BLOCK_BYTES), np.uint8)
+    source = blocks_of(keys)
     absent = os.urandom(32 * 65536)
     while not over.is_set():
         verb = dice.randrange(4)
