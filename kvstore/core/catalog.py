@@ -52,7 +52,7 @@ class NamespaceState:
 
     def is_empty(self) -> bool:
         """Say whether nothing is stored, visible or not."""
-        return not self.runs.tails and not len(self.loose)
+        return not len(self.runs) and not len(self.loose)
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes, loose ones last."""

@@ -27,6 +27,7 @@ class RunIndex:
         self.declared: set[bytes] = set()
         self.orphans: dict[bytes, dict[bytes, Node]] = {}
         self.tails: dict[bytes, Node] = {}
+        self._known: dict[Node, None] = {}
         self._on_split = on_split
         self._on_join = on_join
 
@@ -104,7 +105,8 @@ class RunIndex:
         for candidate in self.nodes():
             at = _position_of(candidate, block)
             if at is not None:
-                self.split(candidate, at + 1)
+                if at + 1 < candidate.count:
+                    self.split(candidate, at + 1)
                 return candidate
         return None
 
@@ -113,8 +115,8 @@ class RunIndex:
         blocks return, and cut it: the node returned has its head.
         """
         node = Node(slices, parent_hash=BlockHash(parent), retention_class=retention_class, since=since)
-        self._register(node)
         above = self.find(parent)
+        self._register(node)
         if above is None:
             self.orphans.setdefault(parent, {})[node.head] = node
         else:
@@ -125,6 +127,7 @@ class RunIndex:
 
     def _register(self, node: Node) -> None:
         self.tails[node.tail] = node
+        self._known[node] = None
         for piece in node.slices:
             if node not in piece.frame.nodes:
                 piece.frame.nodes.append(node)
@@ -144,8 +147,13 @@ class RunIndex:
             above = node
             if at < node.count:
                 node, offset = self.split(node, at), index + 1
+            top = self.path(above)[-1]
             for orphan in waiting.values():
-                self._adopt(above, orphan)
+                if orphan is top or orphan.head in above.children:
+                    # A writer lied about what follows what: runs must not make a ring, nor hide one another.
+                    self.orphans.setdefault(orphan.parent_hash, {})[orphan.head] = orphan
+                else:
+                    self._adopt(above, orphan)
 
     def split(self, node: Node, at: int) -> Node:
         """Cut a node behind its first `at` blocks; the node keeps the head, the new tail is returned."""
@@ -179,7 +187,8 @@ class RunIndex:
         (child,) = node.children.values()
         if child.retention_class != node.retention_class or child.since != node.since:
             return False
-        del self.tails[node.tail]
+        self._forget_tail(node)
+        self._known.pop(child, None)
         for piece in child.slices:
             piece.frame.nodes.remove(child)
             self._append(node, piece)
@@ -206,7 +215,7 @@ class RunIndex:
         """
         left, right = cut_slices(node.slices, at)
         self._orphan_children(node)
-        self.tails.pop(node.tail, None)
+        self._forget_tail(node)
         if left:
             self._reseat(node, left)
             self.tails[node.tail] = node
@@ -220,6 +229,11 @@ class RunIndex:
             if node in piece.frame.nodes:
                 piece.frame.nodes.remove(node)
         node.count = 0
+        self._known.pop(node, None)
+
+    def _forget_tail(self, node: Node) -> None:
+        if self.tails.get(node.tail) is node:
+            del self.tails[node.tail]
 
     def _orphan_children(self, node: Node) -> None:
         if node.children:
@@ -245,9 +259,12 @@ class RunIndex:
         blocks = (key_at(keys, index) for index in range(len(keys) // HASH_BYTES))
         return [node for block in blocks for node in self.orphans.get(block, {}).values()]
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes, orphans included, in no promised order."""
-        return iter(list(self.tails.values()))
+        return iter(list(self._known))
 
     @staticmethod
     def below(node: Node) -> list[Node]:

@@ -63,7 +63,7 @@ class Oversight(Wiring):
                 "kvstore_loads_queued": self._loads.queued,
                 "kvstore_host_used_bytes": self._catalog.slabs.used_pages * PAGE_BYTES,
                 "kvstore_ssd_used_bytes": self._catalog.segments.used_bytes,
-                "kvstore_nodes": sum(len(s.runs.tails) for s in self._catalog.namespaces.values()),
+                "kvstore_nodes": sum(len(s.runs) for s in self._catalog.namespaces.values()),
                 "kvstore_segments": len(self._catalog.segments),
             }
 

@@ -117,6 +117,8 @@ class PutChecks:
             raise InvalidArgument(f"reserve: 1..{self._limits.keys_max} blocks allowed, got {count}")
         if len(request.parent) != HASH_BYTES and not state.flat:
             raise InvalidArgument(f"reserve: parent must have {HASH_BYTES} bytes, got {len(request.parent)}")
+        if not state.flat and request.keys.find(request.parent) % HASH_BYTES == 0:
+            raise InvalidArgument("reserve: the parent is one of the blocks that are to follow it")
         if _has_twins(request.keys, count):
             raise InvalidArgument(f"reserve: the same hash occurs twice among {count} keys")
         if len(request.put_id) > 64:

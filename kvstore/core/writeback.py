@@ -139,6 +139,7 @@ class WriteBack:
         location = result.location
         if location is not None and self._catalog.segments.is_released(location.segment):
             # Room was made between the write and this word of it: what was written is gone.
+            self._catalog.plan.delete.append(location)
             location, result = None, WriteResult(None, "its segment was let go")
         if location is not None and (frame.dead or self._catalog.lost_any(frame)):
             # Blocks left while they were being written: what is on disk now must not bring them back.

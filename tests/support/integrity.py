@@ -38,10 +38,11 @@ def _check_tree(state: NamespaceState) -> None:
         for head, child in node.children.items():
             assert child.head == head and child.parent is node and child.parent_hash == node.tail
             stack.append(child)
-    assert {id(n) for n in reachable} == {id(n) for n in runs.tails.values()}
-    assert len(reachable) == len(runs.tails)
+    known = list(runs.nodes())
+    assert {id(n) for n in reachable} == {id(n) for n in known}
+    assert len(reachable) == len(known)
     for tail, node in runs.tails.items():
-        assert node.tail == tail
+        assert node.tail == tail and node in known
 
 
 def _check_node(node: Node) -> None:

@@ -61,3 +61,4 @@ def test_a_write_into_a_segment_that_was_let_go_meanwhile_is_not_durable() -> No
         rig.tier.run()
     (run,), _, _ = rig.ladder.inspect(rig.space.fingerprint, keys=second)
     assert run.ssd_blocks == 1
+    assert len([f for f in rig.disk.frames.values() if f.header.keys == second]) == 1
