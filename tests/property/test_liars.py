@@ -1,4 +1,4 @@
-"""Writers that lie about what follows what: nothing hangs or is lost sight of, every structure stays whole."""
+"""Writers that lie about what follows what: nothing hangs or is lost, every structure stays whole."""
 
 from __future__ import annotations
 
