@@ -26,6 +26,7 @@ def delete(world: World, rng: random.Random) -> None:
     for key in [*gone, *split_keys(keys)]:
         model.may_return.discard(key)
         assert not [place for place in model.sides if place[1] == key], "a purged block left a side part"
+    model.may_return |= {*gone, *split_keys(keys)} & world.keys_under_way()
     world.log.append(("delete", len(gone)))
 
 
@@ -33,10 +34,11 @@ def delete_namespace(world: World, rng: random.Random) -> None:
     space = some_space(world, rng)
     model = world.models[space]
     world.may_undo_acks = True
+    there = {*model.blocks, *(key for _, key in model.sides)}
     assert world.ladder.delete(world.prints[space], None) >= len(model.blocks)
     world.after_step(deep=False)
     assert not model.blocks and not model.sides
-    model.may_return.clear()
+    model.may_return = there & world.keys_under_way()
 
 
 def list_all(world: World, rng: random.Random) -> None:

@@ -66,6 +66,9 @@ class SsdWorld(World):
     def run_io(self, count: int = 1 << 30) -> None:
         self.settle()
 
+    def keys_under_way(self) -> set[bytes]:
+        return set()
+
     def close(self) -> None:
         self.settle()
         self.ladder.close(deadline_seconds=WAIT_SECONDS)

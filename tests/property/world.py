@@ -243,6 +243,10 @@ class World:
         """Let the disk work."""
         self.tier.run(count)
 
+    def keys_under_way(self) -> set[bytes]:
+        """What a purge cannot reach yet: it is deleted when word of its write comes, if power lasts."""
+        return self.tier.keys_under_way()
+
     def close(self) -> None:
         """Stop in order."""
         for _ in range(100):
