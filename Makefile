@@ -34,7 +34,7 @@ unit: env ## the tests of the fast stage (PYTEST_ARGS="-k name" to select)
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 slow: env ## the tests that take longer
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS) || [ $$? = 5 ] # 5: no test is marked so
+	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=0 -o timeout=420 $(PYTEST_ARGS) || [ $$? = 5 ] # 5: no test is marked so
 
 torture: env ## kill, stop and restart daemon and clients by a plan (SEED=1 SECONDS=60 KILLS=200 CLIENTS=3)
 	$(BIN)/python -m tests.torture --seed $(or $(SEED),1) --seconds $(or $(SECONDS),60) \
