@@ -8,7 +8,7 @@ BIN := .venv/bin
 SOURCES := kvstore engine_adapters tests scripts
 PYTEST_ARGS ?=
 
-.PHONY: help env demo test check unit slow torture matrix proto format bench clean
+.PHONY: help env demo test check unit slow long torture matrix proto format bench clean
 
 help: ## list the goals
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ check: env ## everything of the fast stage except the tests; every check runs, a
 	exit $$status
 
 unit: env ## the tests of the fast stage (PYTEST_ARGS="-k name" to select)
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not long" $(PYTEST_ARGS)
 
 slow: env ## the tests that take longer
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=0 -o timeout=420 $(PYTEST_ARGS) || [ $$? = 5 ] # 5: no test is marked so
@@ -39,6 +39,9 @@ slow: env ## the tests that take longer
 torture: env ## kill, stop and restart daemon and clients by a plan (SEED=1 SECONDS=60 KILLS=200 CLIENTS=3)
 	$(BIN)/python -m tests.torture --seed $(or $(SEED),1) --seconds $(or $(SECONDS),60) \
 		$(if $(KILLS),--kills $(KILLS)) $(if $(CLIENTS),--clients $(CLIENTS))
+
+long: env ## the searches that take minutes each: crash points, rot, histories against the oracle
+	$(BIN)/python -m pytest -m long -o faulthandler_timeout=0 -o timeout=3600 $(PYTEST_ARGS)
 
 matrix: env ## the base install alone, under every generation of protobuf that engines ship
 	scripts/base_matrix.sh

@@ -163,8 +163,13 @@ def _read(
         with decision():
             catalog.free_slots(slots)
         raise
-    future.add_done_callback(done)
     try:
-        return future.result(READ_SECONDS_MAX)
+        result = future.result(READ_SECONDS_MAX)
     except TimeoutError:
+        future.add_done_callback(done)
         return ReadResult(0, b"", b"", MissReason.TIER_DOWN, f"nothing came in {READ_SECONDS_MAX:.0f} s")
+    except BaseException:
+        done(future)
+        raise
+    done(future)
+    return result

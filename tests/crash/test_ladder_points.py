@@ -165,7 +165,7 @@ def test_histories_at_some_of_their_calls(scratch: Path, figure: Callable[[str],
     figure(f"crash points of the ladder from seed 700: {dict(seen)}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("quiet_log")
 @pytest.mark.timeout(3600)
 def test_histories_at_every_call(scratch: Path, figure: Callable[[str], None]) -> None:

@@ -171,7 +171,7 @@ def test_random_histories_at_some_of_their_calls(scratch: Path, figure: Callable
     figure(f"crash points of random histories from seed 500: {dict(seen)}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("quiet_log")
 @pytest.mark.timeout(3600)
 def test_random_histories_at_every_call(scratch: Path, figure: Callable[[str], None]) -> None:

@@ -151,7 +151,7 @@ MANY = int(os.environ.get("KVSTORE_RANDOM_HISTORIES", "300"))
 FIRST_SEED = int(os.environ.get("KVSTORE_CRASH_SEED", "1000"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("quiet_log")
 @pytest.mark.timeout(3600)
 def test_no_promise_is_broken_in_many_histories(scratch: Path, figure: Callable[[str], None]) -> None:
@@ -175,3 +175,23 @@ def test_no_promise_is_broken_in_many_histories(scratch: Path, figure: Callable[
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_promise_is_broken(scratch: Path, seed: int) -> None:
     RandomRun(scratch, seed).run()
+
+
+def test_a_namespace_whose_name_was_never_synced_is_synced_by_the_next_start(scratch: Path) -> None:
+    """Found by a random history: the folder's sync failed, the daemon started again, the power went."""
+    run = RandomRun(scratch, 1)
+    failing = True
+
+    def before(name: str) -> None:
+        if failing and name == "fsync_directory":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    run.fs.before = before
+    run.is_faulty = True
+    run.write()
+    failing = False
+    run.reopen()
+    run.is_faulty = False
+    run.write()
+    for _ in range(8):
+        run.crash()

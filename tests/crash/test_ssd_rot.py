@@ -54,7 +54,7 @@ def test_a_sample_of_all_kinds_of_bytes(
     assert seen["lost"] > 20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("quiet_log")
 @pytest.mark.timeout(1200)
 def test_every_byte_of_all_kinds(store: RotStore, scratch: Path, figure: Callable[[str], None]) -> None:
@@ -103,7 +103,7 @@ def test_a_rotten_index_costs_a_rebuild_at_most(
     figure(f"rotten indexes: {dict(rot_the_index(store, scratch, seeds=range(12)))}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("quiet_log")
 @pytest.mark.timeout(1200)
 def test_many_rotten_indexes(store: RotStore, scratch: Path, figure: Callable[[str], None]) -> None:

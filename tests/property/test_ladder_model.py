@@ -38,7 +38,7 @@ def test_long_histories_are_as_the_oracle_says() -> None:
     assert done == 4_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_very_long_histories_are_as_the_oracle_says() -> None:
     done, _ = marathon(seed=4, steps=60_000, check_every=50)
     assert done == 60_000

@@ -113,7 +113,7 @@ def test_what_the_oracle_says_holds_over_a_disk_that_crashes(scratch: Path, seed
     assert run_over_ssd(scratch, seed=seed, steps=120).crashes >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_what_the_oracle_says_holds_over_many_crashes(scratch: Path, seed: int) -> None:
     assert run_over_ssd(scratch, seed=seed, steps=1000).crashes >= 20

@@ -91,7 +91,7 @@ class CrashFileSystem:
         self._is_down = True
         left = CrashFileSystem(seed=self._random.randrange(1 << 30))
         names = dict(self._durable_names)
-        for path in set(self._names) | set(self._durable_names):
+        for path in sorted(set(self._names) | set(self._durable_names)):
             # A name that was not synced may or may not have made it.
             if self._names.get(path) is not self._durable_names.get(path) and self._random.random() < 0.5:
                 if path in self._names:
@@ -110,7 +110,7 @@ class CrashFileSystem:
 
     def _surviving_directories(self) -> set[Path]:
         kept: set[Path] = set()
-        for path in sorted(self._directories, key=lambda path: len(path.parts)):
+        for path in sorted(self._directories):
             is_root = path.parent == path
             is_kept = path in self._durable_directories or self._random.random() < 0.5
             if is_root or (path.parent in kept and is_kept):

@@ -104,6 +104,9 @@ class Recovery:
         Errors: OSError when the directory cannot be listed, TierUnavailable when no index can be created.
         """
         started = self._clock.monotonic()
+        # A name that is found may still hang in the air: its maker failed, or fell, before it was synced.
+        for folder in (self._directory.namespaces, self._directory.segments):
+            self._fs.fsync_directory(folder)
         self._tally.unknown += unknown_names(self._fs, self._directory)
         for name, namespace in read_namespaces(self._fs, self._directory):
             if namespace is None:
