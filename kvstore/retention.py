@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from kvstore.types import Tier, TtlMode
@@ -43,4 +42,3 @@ SHIPPED_CLASSES: tuple[RetentionClass, ...] = (
     RetentionClass("swa", 180.0, TtlMode.SLIDING, Tier.HOST),
 )
 DEFAULT_CLASS = "agent"
-FOREVER = math.inf

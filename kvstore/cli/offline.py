@@ -22,7 +22,7 @@ from kvstore.tiers.ssd.crypto_keys import KeyRing
 from kvstore.tiers.ssd.directory import LOCK_NAME, DataDirectory, read_namespaces, segment_number
 from kvstore.tiers.ssd.format import FormatError, SegmentHeader, StoredFrame
 from kvstore.tiers.ssd.scan import Fault, Found, Piece, Scanner
-from kvstore.types import HASH_BYTES, PAGE_BYTES, Tier, key_at
+from kvstore.types import HASH_BYTES, PAGE_BYTES, Tier, key_at, split_keys
 
 KeyIndex = dict[bytes, tuple[StoredFrame, int]]
 
@@ -168,7 +168,7 @@ def blocks(
             for index in range(frame.block_count):
                 where.setdefault(key_at(frame.keys, index), (frame, index))
     if keys:
-        wanted = [keys[i : i + HASH_BYTES] for i in range(0, len(keys), HASH_BYTES)]
+        wanted = split_keys(keys)
         visible = next((i for i, key in enumerate(wanted) if key not in where), len(wanted))
         found = [where[key] for key in wanted if key in where]
         return _runs(found)[:limit], visible, "" if visible == len(wanted) else "not on SSD"

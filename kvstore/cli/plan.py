@@ -13,7 +13,6 @@ import typer
 
 from kvstore.cli.output import (
     EXIT_FINE,
-    EXIT_PROBLEM,
     Sheet,
     bytes_text,
     count_text,
@@ -21,7 +20,7 @@ from kvstore.cli.output import (
     emit_json,
     progress,
 )
-from kvstore.cli.simulate import BlockOption, JsonOption, StrictOption, TraceArgument, report_faults, ttl_of
+from kvstore.cli.simulate import BlockOption, JsonOption, StrictOption, TraceArgument, read_trace, ttl_of
 from kvstore.errors import InvalidArgument
 from kvstore.trace.planner import Point, check_scale, knee_of, sweep, ttls_within
 from kvstore.trace.requests import TraceFile
@@ -65,17 +64,8 @@ def plan(
 
       kvstore plan trace.jsonl.gz --ttl 10m,1h,inf --capacity-blocks 0,65536 --json
     """
-    faults: list[tuple[int, str]] = []
-    file = TraceFile(
-        trace, block_tokens=block_size, complain=lambda number, fault: faults.append((number, fault))
-    )
-    times = sorted(request.timestamp_ms for request in file)
-    report_faults(trace, faults)
-    if faults and strict:
-        raise typer.Exit(EXIT_PROBLEM)
-    if not times:
-        raise InvalidArgument(f"trace {trace}: no request in it")
-    duration = (times[-1] - times[0]) / 1000
+    file, requests = read_trace(trace, block_size=block_size, strict=strict)
+    duration = (requests[-1].timestamp_ms - requests[0].timestamp_ms) / 1000
     ttls = [ttl_of(text) for text in ttl.split(",")] if ttl else list(ttls_within(duration))
     capacities = [_capacity(text) for text in capacity_blocks.split(",")]
     check_scale(ttls, capacities)
@@ -100,7 +90,7 @@ def plan(
     if as_json:
         emit_json(_document(file, duration, points, knee, verdict, block_bytes))
     else:
-        _sheet(len(times), duration, series, knee, verdict, block_bytes).show()
+        _sheet(len(requests), duration, series, knee, verdict, block_bytes).show()
     raise typer.Exit(EXIT_FINE)
 
 

@@ -21,7 +21,7 @@ from kvstore.cli.output import (
 )
 from kvstore.errors import InvalidArgument
 from kvstore.quantities import parse_seconds
-from kvstore.trace.requests import TraceFile
+from kvstore.trace.requests import TraceFile, TraceRequest
 from kvstore.trace.simulator import Simulator, Tally
 from kvstore.types import TtlMode
 
@@ -84,16 +84,7 @@ def simulate(
       kvstore simulate trace.jsonl.gz --capacity-blocks 65536 --json
     """
     seconds = ttl_of(ttl)
-    faults: list[tuple[int, str]] = []
-    file = TraceFile(
-        trace, block_tokens=block_size, complain=lambda number, fault: faults.append((number, fault))
-    )
-    requests = file.sorted()
-    report_faults(trace, faults)
-    if faults and strict:
-        raise typer.Exit(EXIT_PROBLEM)
-    if not requests:
-        raise InvalidArgument(f"trace {trace}: no request in it")
+    file, requests = read_trace(trace, block_size=block_size, strict=strict)
     simulator = Simulator(
         block_tokens=file.block_tokens,
         ttl_seconds=seconds,
@@ -108,6 +99,24 @@ def simulate(
     else:
         _sheet(tally, document).show()
     raise typer.Exit(EXIT_FINE)
+
+
+def read_trace(trace: Path, *, block_size: int, strict: bool) -> tuple[TraceFile, list[TraceRequest]]:
+    """Return a trace and its requests in order; bad lines are told, and with `strict` end the command.
+
+    Errors: InvalidArgument on a file that is no trace or holds no request.
+    """
+    faults: list[tuple[int, str]] = []
+    file = TraceFile(
+        trace, block_tokens=block_size, complain=lambda number, fault: faults.append((number, fault))
+    )
+    requests = file.sorted()
+    _report_faults(trace, faults)
+    if faults and strict:
+        raise typer.Exit(EXIT_PROBLEM)
+    if not requests:
+        raise InvalidArgument(f"trace {trace}: no request in it")
+    return file, requests
 
 
 def ttl_of(ttl: str) -> float:
@@ -126,7 +135,7 @@ def ttl_of(ttl: str) -> float:
     return seconds
 
 
-def report_faults(trace: Path, faults: list[tuple[int, str]]) -> None:
+def _report_faults(trace: Path, faults: list[tuple[int, str]]) -> None:
     """Tell of bad lines by number, a few of them."""
     for number, fault in faults[:FAULTS_SHOWN]:
         complain(f"{trace}:{number}: skipped: {fault}")

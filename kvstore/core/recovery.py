@@ -9,7 +9,7 @@ from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Frame, Node, Slice
 from kvstore.core.loose import WHOLE
 from kvstore.tiers.base import FrameKind, RecoveredFrame, TouchNote
-from kvstore.types import HASH_BYTES, BlockHash, key_at
+from kvstore.types import BlockHash, key_at, split_keys
 
 
 class Rebuild:
@@ -46,14 +46,16 @@ class Rebuild:
             key
             for siblings in chained.values()
             for item in siblings
-            for key in _keys(item.header.keys)
+            for key in split_keys(item.header.keys)
             if key in chained
         }
         ready = [parent for parent in chained if parent not in here]
         while ready:
             parent = ready.pop()
             for item in chained.pop(parent, ()):
-                waited_for = [index for index, key in enumerate(_keys(item.header.keys)) if key in chained]
+                waited_for = [
+                    index for index, key in enumerate(split_keys(item.header.keys)) if key in chained
+                ]
                 self._chain(state, item, waited_for)
                 ready.extend(key_at(item.header.keys, index) for index in waited_for)
 
@@ -61,7 +63,7 @@ class Rebuild:
         """Insert the blocks of a frame up to the first that a newer frame brought."""
         frame = self._frame(item)
         part = frame.parts[0].index if frame.kind is FrameKind.SIDE else WHOLE
-        there = [state.loose.get(key, part) is not None for key in _keys(frame.keys)]
+        there = [state.loose.get(key, part) is not None for key in split_keys(frame.keys)]
         if there[0]:
             self._catalog.plan.delete.append(item.location)
             return
@@ -161,7 +163,3 @@ def _age(item: RecoveredFrame) -> tuple[float, int, int]:
 def _age_of(frame: Frame) -> tuple[float, int, int]:
     place = frame.location
     return (frame.written_at, place.segment, place.offset) if place else (frame.written_at, 0, 0)
-
-
-def _keys(packed: bytes) -> list[bytes]:
-    return [packed[i : i + HASH_BYTES] for i in range(0, len(packed), HASH_BYTES)]

@@ -12,7 +12,7 @@ from kvstore.core.frames import Node
 from kvstore.errors import InvalidArgument
 from kvstore.tiers.base import FrameKind
 from kvstore.tiers.base import Tier as TierSeam
-from kvstore.types import PAGE_BYTES, BlockHash, Tier
+from kvstore.types import PAGE_BYTES, BlockHash, Tier, split_keys
 
 LIST_LIMIT_MAX = 1000
 
@@ -68,8 +68,7 @@ def find_runs(
     """Return runs that contain a block whose hash starts with the given bytes."""
     found: list[RunInfo] = []
     for node in state.nodes():
-        keys = node.keys
-        if any(keys.startswith(hash_prefix, start) for start in range(0, len(keys), 32)):
+        if any(key.startswith(hash_prefix) for key in split_keys(node.keys)):
             found.append(run_info(catalog, node))
         if len(found) >= limit:
             break

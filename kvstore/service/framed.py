@@ -29,6 +29,7 @@ from kvstore.rpc import wire
 from kvstore.rpc.channel import CHUNK_BYTES_MAX
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import TRUSTED, Caller
+from kvstore.service.durable import DurableAnswer
 from kvstore.service.landing import Announced, Landing, merged
 from kvstore.service.limits import Budget
 from kvstore.service.parsing import Malformed
@@ -157,20 +158,11 @@ class Framed:
             self._budget.give(sum(held))
 
     async def _commit(self, reservation: int, landing: Landing, *, good: int, ack: AckTier) -> CommitAnswer:
-        loop = asyncio.get_running_loop()
-        durable: asyncio.Future[CommitAnswer] = loop.create_future()
-
-        def settle(answer: CommitAnswer) -> None:
-            if not durable.done():
-                durable.set_result(answer)
-
-        def hear(answer: CommitAnswer) -> None:
-            loop.call_soon_threadsafe(settle, answer)
-
+        durable = DurableAnswer()
         parts = await self._off_loop(partial(landing.landed, good))
         request = CommitRequest(reservation=reservation, blocks=good, parts=parts, ack=ack)
-        answer = self._verbs.ladder.commit(request, hear)
-        return await durable if answer is None else answer
+        answer = self._verbs.ladder.commit(request, durable.hear)
+        return await durable.wait() if answer is None else answer
 
     def _reply(self, outcomes: tuple[OutcomeRun, ...]) -> pb.PutReply:
         return pb.PutReply(outcomes=wire.outcomes_to_wire(outcomes), boot_id=self._verbs.boot_id)

@@ -13,13 +13,13 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import grpc.aio
 
-from kvstore.api import CommitAnswer
 from kvstore.errors import KVStoreError
 from kvstore.events import Events
 from kvstore.rpc import wire
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.rpc.v1 import data_pb2_grpc
 from kvstore.service.access import Caller, CallerOf, trusted
+from kvstore.service.durable import DurableAnswer
 from kvstore.service.framed import Framed
 from kvstore.service.session import Offer, Session
 from kvstore.service.verbs import Verbs, leaves_loop
@@ -144,20 +144,11 @@ class DataServicer(data_pb2_grpc.DataServicer):
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:
         """Publish; with ack=ssd the call ends when the write is durable."""
-        loop = asyncio.get_running_loop()
-        durable: asyncio.Future[CommitAnswer] = loop.create_future()
-
-        def settle(answer: CommitAnswer) -> None:
-            if not durable.done():
-                durable.set_result(answer)
-
-        def hear(answer: CommitAnswer) -> None:
-            loop.call_soon_threadsafe(settle, answer)
-
+        durable = DurableAnswer()
         try:
-            reply = self._verbs.commit(request, on_durable=hear, caller=self._caller_of(context))
+            reply = self._verbs.commit(request, on_durable=durable.hear, caller=self._caller_of(context))
             if reply is None:
-                reply = wire.commit_answer_to_wire(await durable, boot_id=self._verbs.boot_id)
+                reply = wire.commit_answer_to_wire(await durable.wait(), boot_id=self._verbs.boot_id)
         except Exception as error:
             await refuse(context, error, self._events)
         return reply

@@ -20,7 +20,7 @@ from kvstore import hashing
 from kvstore.api import MatchRequest
 from kvstore.core.ladder import Ladder
 from kvstore.tiers.ssd import SsdTier
-from kvstore.types import HASH_BYTES, AckTier, MatchMode, PutOutcome
+from kvstore.types import HASH_BYTES, AckTier, MatchMode, PutOutcome, split_keys
 from tests.crash.test_ladder_ssd import Answers, check_hit, opened
 from tests.crash.test_ssd_crash import WAIT_SECONDS, abandon, prepare_index
 from tests.support.crash_fs import Crashed, CrashFileSystem
@@ -78,10 +78,10 @@ class Chains:
         answers = Answers()
         answer = put(ladder, space, root, keys, ack=AckTier.SSD, acks=answers) or answers.wait()
         known = set().union(*self.together)
-        self.together.append(set(_keys(keys)) - known)
+        self.together.append(set(split_keys(keys)) - known)
         # A block that is put again is no longer deleted, whether or not it is durable.
-        self.doomed -= set(_keys(keys))
-        self.gone -= set(_keys(keys))
+        self.doomed -= set(split_keys(keys))
+        self.gone -= set(split_keys(keys))
         if answer.outcomes[-1].outcome is PutOutcome.STORED_SSD:
             self.promised[keys] = None
 
@@ -92,11 +92,11 @@ class Chains:
         """
         last = keys[-HASH_BYTES:]
         space = namespace(parts=2)
-        below = {chain for chain in self.promised if last in _keys(chain)}
-        lost = {key for chain in below for key in _keys(chain)[_keys(chain).index(last) :]}
+        below = {chain for chain in self.promised if last in split_keys(chain)}
+        lost = {key for chain in below for key in split_keys(chain)[split_keys(chain).index(last) :]}
         self.doomed |= lost
         moved = set().union(*(frame for frame in self.together if frame & lost))
-        for chain in [chain for chain in self.promised if moved & set(_keys(chain))]:
+        for chain in [chain for chain in self.promised if moved & set(split_keys(chain))]:
             del self.promised[chain]
         self.together = [frame - lost for frame in self.together]
         ladder.delete(space.fingerprint, last)
@@ -122,10 +122,6 @@ class Chains:
         late._put(ladder, hashing.block_hashes(root, [7] * 12, block_tokens=4))
         assert late.promised, "nothing can be written after the restart"
         ladder.close(deadline_seconds=WAIT_SECONDS)
-
-
-def _keys(packed: bytes) -> list[bytes]:
-    return [packed[i : i + HASH_BYTES] for i in range(0, len(packed), HASH_BYTES)]
 
 
 def run_points(scratch: Path, *, points: int, first_seed: int, stride: int) -> Counter[str]:

@@ -23,10 +23,11 @@ from kvstore.types import (
     MatchMode,
     PutOutcome,
     ReleaseOutcome,
+    split_keys,
 )
 from tests.property.world import SESSIONS, Held, World, Writer
 from tests.support.driver import check_extents, fill
-from tests.support.model import ModelPart, ModelPut, split_keys
+from tests.support.model import ModelPart, ModelPut
 
 Deed = Callable[["World", random.Random], None]
 LEASES_KEPT = 4

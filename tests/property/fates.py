@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-from kvstore.types import MissReason
+from kvstore.types import MissReason, split_keys
 from tests.property.deeds import chain, some_space
 from tests.property.world import CLASS_TABLES, SESSIONS, World
-from tests.support.model import split_keys
 
 PAUSES = [0.0, 0.0, 0.2, 1.0, 6.0, 31.0, 61.0, 200.0, 3000.0, 90_000.0]
 

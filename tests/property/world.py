@@ -18,12 +18,12 @@ from kvstore.events import Events
 from kvstore.namespace import Namespace
 from kvstore.retention import SHIPPED_CLASSES, RetentionClass
 from kvstore.tiers.base import FrameKind, Tier
-from kvstore.types import HASH_BYTES, Addressing, MissReason, PutOutcome
+from kvstore.types import HASH_BYTES, Addressing, MissReason, PutOutcome, split_keys
 from tests.support.driver import check_extents, namespace
 from tests.support.faulty import FaultyTier
 from tests.support.integrity import check_integrity
 from tests.support.memory import Disk, PrivateMemory
-from tests.support.model import Cell, ModelPart, ModelPut, ModelStore, split_keys
+from tests.support.model import Cell, ModelPart, ModelPut, ModelStore
 
 SHORTER = tuple(RetentionClass(c.name, c.ttl_seconds / 3, c.mode, c.lowest_tier) for c in SHIPPED_CLASSES)
 FEWER = tuple(c for c in SHIPPED_CLASSES if c.name != "batch")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 
 from kvstore.tiers.base import FrameRead, FrameWrite, ReadResult
-from kvstore.types import MissReason
+from kvstore.types import MissReason, split_keys
 from tests.support.memory import DictTier, Disk
-from tests.support.model import split_keys
 
 
 class FaultyTier(DictTier):

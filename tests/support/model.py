@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kvstore.api import BOUNDARIES_MAX, PartBlocks
 from kvstore.namespace import Namespace
 from kvstore.retention import DEFAULT_CLASS, RetentionClass
-from kvstore.types import HASH_BYTES, Addressing, GroupKind, MissReason, TtlMode
+from kvstore.types import Addressing, GroupKind, MissReason, TtlMode
 
 
 @dataclass(slots=True, eq=False)
@@ -300,8 +300,3 @@ def _runs(mask: list[bool]) -> list[range]:
                 runs.append(range(start, index))
             start = index + 1
     return runs
-
-
-def split_keys(keys: bytes) -> list[bytes]:
-    """Unpack a packed keys field."""
-    return [keys[i : i + HASH_BYTES] for i in range(0, len(keys), HASH_BYTES)]

@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 INDEX_VERSION = 2
 INDEX_BYTES_MAX = 64 << 30
 """Address space kept for the index; the file takes only what its rows need."""
-ROWS_PER_TRANSACTION_MAX = 20_000
 
 _KEY = struct.Struct(">QQ")
 _ROW = struct.Struct("<BBHIIQdI32s32s32sII")

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import pytest
 
-from kvstore.types import HASH_BYTES
+from kvstore.types import split_keys
 from tests.support.driver import put
 from tests.support.integrity import check_integrity
 from tests.unit.core.rig import Rig
@@ -48,17 +48,13 @@ def test_runs_leave_as_single_blocks_would(seed: int) -> None:
     for _ in range(120):
         tokens = [rng.randrange(2) for _ in range(rng.randint(1, 12))]
         keys = rig.chain(tokens)
-        blocks = [keys[i : i + HASH_BYTES] for i in range(0, len(keys), HASH_BYTES)]
+        blocks = split_keys(keys)
         answer = rig.match(keys)
         assert answer.blocks == model.lookup(blocks)
         if answer.lease:
             rig.ladder.release(answer.lease, used=answer.blocks)
         put(rig.ladder, rig.space, rig.root, keys)
         model.write(blocks)
-        resident = {
-            key
-            for node in rig.ladder._catalog.policy.nodes()
-            for key in (node.keys[i : i + HASH_BYTES] for i in range(0, len(node.keys), HASH_BYTES))
-        }
+        resident = {key for node in rig.ladder._catalog.policy.nodes() for key in split_keys(node.keys)}
         assert resident == set(model.order)
     check_integrity(rig.ladder)
