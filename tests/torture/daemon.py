@@ -26,7 +26,9 @@ SETTLE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What a daemon takes of the machine; memory without what it shares."""
+    """What a daemon takes of the machine: memory without what it shares, descriptors without the read handles
+    of its segments, which the tier bounds by a number of its own.
+    """
 
     descriptors: int
     threads: int
@@ -37,11 +39,18 @@ class Vitals:
         """Read them of a living process."""
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         status = dict(line.split(":", 1) for line in lines)
-        descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        descriptors = sum(not _is_segment(link) for link in Path(f"/proc/{pid}/fd").iterdir())
         return Vitals(descriptors, int(status["Threads"]), int(status["RssAnon"].split()[0]) / 1024)
 
     def __str__(self) -> str:
         return f"{self.descriptors} descriptors, {self.threads} threads, {self.rss_mib:.0f} MiB"
+
+
+def _is_segment(link: Path) -> bool:
+    try:
+        return link.readlink().suffix == ".seg"
+    except FileNotFoundError:  # closed meanwhile
+        return True
 
 
 class Tormented:

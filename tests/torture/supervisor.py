@@ -29,8 +29,9 @@ WORKER = Path(__file__).with_name("worker.py")
 WAIT_SECONDS = 30.0
 SAMPLE = 40
 """Of the prompts acknowledged earlier so many are asked for in every audit; the last one asks for all."""
-SLACK = Vitals(descriptors=80, threads=16, rss_mib=96.0)
-"""Read handles of segments, gRPC's pollers, and the index of what was stored meanwhile."""
+SLACK = Vitals(descriptors=24, threads=16, rss_mib=96.0)
+"""Sockets of clients, gRPC's pollers, and the index of what was stored meanwhile."""
+WARM_UP_SECONDS_MAX = 600.0
 
 
 @dataclass(slots=True)
@@ -200,7 +201,7 @@ class Torture:
             time.sleep(min(step.after_seconds, max(0.0, begin + seconds - time.monotonic())))
             self._strike(step)
             self._read_journals()
-            if summary.before is None and time.monotonic() - begin > min(10.0, seconds / 4):
+            if summary.before is None and time.monotonic() - begin > min(WARM_UP_SECONDS_MAX, seconds / 4):
                 summary.before = Vitals.of(self._daemon.served.pid)
         self._finish()
         summary.seconds = time.monotonic() - begin
