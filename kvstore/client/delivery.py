@@ -11,18 +11,19 @@ from kvstore.types import MissReason
 
 
 class Delivery:
-    """Blocks [0, wanted) of some parts, on their way into the caller's buffers.
+    """Blocks [first, end) of some parts, on their way into the caller's buffers; row 0 of those is `first`.
 
     Required parts must all arrive. Of side parts (trailing windows, checkpoints) only some blocks exist, so
     they cannot be waited for by count; a bad one shortens the prefix like any other.
     """
 
-    def __init__(self, layout: Layout, parts: Iterable[int], wanted: int) -> None:
+    def __init__(self, layout: Layout, parts: Iterable[int], end: int, *, first: int = 0) -> None:
         parts = tuple(parts)
         required = [part for part in parts if part in layout.required_parts]
         self.has_side_parts = len(required) < len(parts)
-        self._there = {part: np.zeros(wanted, dtype=np.bool_) for part in required}
-        self.limit = wanted
+        self._there = {part: np.arange(end) < first for part in required}
+        self.first = first
+        self.limit = end
         self.reason: MissReason | None = None
         self.corrupt = False
 
@@ -38,7 +39,7 @@ class Delivery:
         self.corrupt = self.corrupt or reason is MissReason.CORRUPT
 
     def good(self) -> int:
-        """Return how many blocks from the first on are complete."""
+        """Return the end of what is complete; below `first` when the prefix itself was cut."""
         reach = self.limit
         for there in self._there.values():
             missing = np.flatnonzero(~there[:reach])

@@ -136,28 +136,29 @@ class _Receiver:
             raise TierUnavailable(
                 f"fetch: block {chunk.block} is longer than the {awaited.length} bytes announced"
             )
-        # Beyond the buffers' rows nothing was asked for; the lease may be longer than the fetch.
-        if chunk.block < self._delivery.limit:
-            part = self._layout.parts[chunk.part]
-            _place(part, self._into[chunk.part], chunk, awaited.length)
+        # Outside of the buffers' rows nothing was asked for; the lease may be longer than the fetch.
+        if self._delivery.first <= chunk.block < self._delivery.limit:
+            part, row = self._layout.parts[chunk.part], chunk.block - self._delivery.first
+            _place(part, self._into[chunk.part], chunk, row, awaited.length)
         if awaited.received == awaited.length:
             del self._awaited[chunk.part, chunk.block]
             self._finish(chunk.part, chunk.block, awaited)
 
     def _finish(self, index: int, block: int, awaited: _Awaited) -> None:
-        if block >= self._delivery.limit:
+        if not self._delivery.first <= block < self._delivery.limit:
             return
-        views = segments_of(self._layout.parts[index], self._into[index], block, awaited.length)
+        row = block - self._delivery.first
+        views = segments_of(self._layout.parts[index], self._into[index], row, awaited.length)
         if self._verify and digest_of(views) != awaited.digests:
             self._delivery.cut(block, MissReason.CORRUPT)
         else:
             self._delivery.arrive(index, block, block + 1)
 
 
-def _place(part: Part, buffer: Buffer, chunk: pb.FetchReply.Chunk, length: int) -> None:
+def _place(part: Part, buffer: Buffer, chunk: pb.FetchReply.Chunk, row: int, length: int) -> None:
     data, offset = np.frombuffer(chunk.data, dtype=np.uint8), chunk.offset
     position = 0
-    for view in segments_of(part, buffer, chunk.block, length):
+    for view in segments_of(part, buffer, row, length):
         start = max(0, offset - position)
         count = min(len(view) - start, len(data))
         if count > 0:

@@ -82,15 +82,17 @@ class _Reader:
         if extent.part not in self._into:
             return
         part = self._layout.parts[extent.part]
+        skipped = max(0, self._delivery.first - extent.first)
         count = min(extent.count, self._delivery.limit - extent.first)
-        for start, stop in _resident(extent.slots[: max(0, count)], step=_step(part)):
+        for start, stop in _resident(extent.slots[skipped : max(0, count)], step=_step(part)):
             if self._deadline.passed():
                 raise DeadlineExceeded("fetch: the deadline passed between two copies")
-            if not self._copy(part, extent, start, stop):
+            if not self._copy(part, extent, skipped + start, skipped + stop):
                 return
 
     def _copy(self, part: Part, extent: Extent, start: int, stop: int) -> bool:
         first, width = extent.first + start, 16 * len(part.segments)
+        row = first - self._delivery.first
         try:
             copied = copy_out(
                 self._arena,
@@ -99,7 +101,7 @@ class _Reader:
                 lengths=extent.lengths[start:stop],
                 digests=extent.digests[start * width : stop * width],
                 generations=extent.generations[start:stop],
-                into=rows_of(self._into[part.index], first, first + stop - start),
+                into=rows_of(self._into[part.index], row, row + stop - start),
                 verify=self._verify,
                 threads=self._threads,
             )

@@ -111,6 +111,7 @@ class OpenNamespace:
         match: Match,
         into: Buffers,
         *,
+        first: int = 0,
         blocks: int | None = None,
         deadline_seconds: float = FETCH_SECONDS,
         verify: bool = True,
@@ -118,10 +119,12 @@ class OpenNamespace:
         """Copy a match's blocks out as they become resident; each is checked right after its copy.
 
         A block that fails the check ends the result before it, and the daemon is told to drop it.
-        Shapes: row i of a buffer takes block i.
+        With `first` a long match is fetched a window at a time, or behind what the caller has already;
+        the result counts from there. The mapped transport copies no more than the window.
+        Shapes: row i of a buffer takes block first + i.
         """
         deadline = self.client.deadline(deadline_seconds)
-        return reading.fetch(self, match, into, blocks=blocks, deadline=deadline, verify=verify)
+        return reading.fetch(self, match, into, first=first, blocks=blocks, deadline=deadline, verify=verify)
 
     def release(self, match: Match, *, used: int, outcome: ReleaseOutcome = ReleaseOutcome.USED) -> None:
         """Give a lease back; one-way (it may ride on the next match), and harmless when repeated."""

@@ -126,19 +126,21 @@ def fetch(
     found: Match,
     into: Buffers,
     *,
+    first: int = 0,
     blocks: int | None,
     deadline: Deadline,
     verify: bool,
 ) -> Fetched:
-    """Copy a match's blocks into the caller's buffers; on a corrupt one, tell the daemon."""
+    """Copy a match's blocks from `first` on into the caller's buffers; on a corrupt one, tell the daemon."""
     layout = namespace.layout
     buffers = by_part(layout, into, found.parts)
-    wanted = found.blocks if blocks is None else min(blocks, found.blocks)
+    end = found.blocks if blocks is None else min(first + blocks, found.blocks)
+    wanted = max(0, end - first)
     for index, buffer in buffers.items():
         check_rows(layout.parts[index], buffer, wanted, writing=True)
     if not wanted or not found.lease:
         return Fetched(0, found.reason, deadline.spent())
-    delivery = Delivery(layout, buffers, wanted)
+    delivery = Delivery(layout, buffers, end, first=first)
     try:
         _deliver(namespace, found, buffers, delivery, deadline, verify)
         reason = MissReason.EVICTED
@@ -150,7 +152,8 @@ def fetch(
     if delivery.corrupt:
         namespace.client.events.add("kvstore_client_corrupt_total")
         release(namespace, found, Release(found.lease, good, ReleaseOutcome.CORRUPT))
-    return Fetched(good, None if good == wanted else why, deadline.spent(), _first(found.tiers, good))
+    tiers = _between(found.tiers, first, good)
+    return Fetched(max(0, good - first), None if good == end else why, deadline.spent(), tiers)
 
 
 def _deliver(
@@ -215,10 +218,13 @@ def release(namespace: OpenNamespace, found: Match, release: Release) -> None:
         link.release(release)
 
 
-def _first(tiers: tuple[TierRun, ...], blocks: int) -> tuple[TierRun, ...]:
+def _between(tiers: tuple[TierRun, ...], first: int, end: int) -> tuple[TierRun, ...]:
+    """Return where blocks [first, end) were found, given the same of all from the first block on."""
     kept: list[TierRun] = []
+    start = 0
     for run in tiers:
-        if blocks > 0:
-            kept.append(TierRun(run.tier, min(run.count, blocks)))
-            blocks -= run.count
+        count = min(start + run.count, end) - max(start, first)
+        if count > 0:
+            kept.append(TierRun(run.tier, count))
+        start += run.count
     return tuple(kept)

@@ -92,6 +92,23 @@ def test_fewer_blocks_may_be_fetched_than_are_there(namespace: OpenNamespace) ->
     assert np.array_equal(into, source[:2])
 
 
+def test_a_match_can_be_fetched_a_window_at_a_time(daemon: FakeDaemon, namespace: OpenNamespace) -> None:
+    keys, source, into = keys_of(namespace, 5), payload(5), empty(2)
+    namespace.put(namespace.root, keys, source, deadline_seconds=SECONDS)
+    match = namespace.match(keys, deadline_seconds=SECONDS)
+    for first, count in ((0, 2), (2, 2), (4, 1)):
+        fetched = namespace.fetch(match, into, first=first, blocks=2, deadline_seconds=SECONDS)
+        assert (fetched.blocks, fetched.reason) == (count, None)
+        assert fetched.tiers == (TierRun(Tier.HOST, count),)
+        assert np.array_equal(into[:count], source[first : first + count])
+    assert namespace.fetch(match, into, first=5, deadline_seconds=SECONDS).blocks == 0
+    slot, _, _ = daemon.blocks[keys[3 * HASH_BYTES : 4 * HASH_BYTES]]
+    daemon.arena.bytes[slot * 4096] ^= 1
+    fetched = namespace.fetch(match, into, first=2, blocks=2, deadline_seconds=SECONDS)
+    assert (fetched.blocks, fetched.reason) == (1, MissReason.CORRUPT)
+    assert daemon.waits_for("release")[0].used == 3
+
+
 def test_a_corrupt_block_ends_the_result_before_it_and_is_reported(
     daemon: FakeDaemon, client: Client, namespace: OpenNamespace
 ) -> None:
