@@ -5,6 +5,7 @@ Owns the structures; knows no requests, leases or futures. The ladder's lock gua
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from kvstore.events import Events
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
 from kvstore.tiers.base import FrameKind, FrameLocation, HostMemory, TouchNote
-from kvstore.types import HASH_BYTES, Addressing, Fingerprint, MissReason, Tier, key_at
+from kvstore.types import HASH_BYTES, Addressing, Fingerprint, MissReason, Tier, key_at, split_keys
 
 if TYPE_CHECKING:
     from kvstore.core.puts import PendingPut
@@ -85,6 +86,8 @@ class Catalog:
         self._room = Room(self)
         self.partial: dict[Frame, None] = {}
         """Frames on SSD of which some blocks have left the index: a restart would bring those back."""
+        self.written_until = 0.0
+        """The latest time of writing that a frame found at start tells."""
         self._zombies: dict[Frame, list[tuple[int, int]]] = {}
         self._condemned: dict[Frame, list[U32Array]] = {}
 
@@ -124,7 +127,7 @@ class Catalog:
             for piece in item.slices:
                 if piece.frame.location is not None:
                     self.segments.touch(piece.frame, item.retention_class, item.since)
-                    self._note_touch(piece, item)
+                    self.note_touch(piece.frame)
 
     def came_back(self, node: Node) -> None:
         """A node has blocks in host memory again: it joins the order, and its ancestors stay behind it."""
@@ -133,13 +136,34 @@ class Catalog:
             for ancestor in RunIndex.path(node.parent):
                 self.policy.touch(ancestor)
 
-    def _note_touch(self, piece: Slice, node: Node) -> None:
-        """Remember a touch on disk when it covers the whole frame: a touch of its head must not lengthen
-        its tail's life.
+    def soonest(self, frame: Frame) -> Node:
+        """Of the runs that share a frame the one that expires first speaks for it on disk: better forgotten
+        than kept too long.
         """
-        location = piece.frame.location
-        if location is not None and piece.start + piece.count == piece.frame.count:
-            self.plan.notes.append(TouchNote(location, node.retention_class, node.since))
+        return frame.nodes[0] if len(frame.nodes) == 1 else min(frame.nodes, key=self.retention.end)
+
+    def note_touch(self, frame: Frame) -> None:
+        """Remember on disk by whom a frame is held, and since when."""
+        if frame.location is not None:
+            node = self.soonest(frame)
+            self.plan.notes.append(TouchNote(frame.location, node.retention_class, node.since))
+
+    def write_time(self, state: NamespaceState, keys: bytes, now: float) -> float:
+        """Return the time of writing of new copies of blocks: now, or later than that of an older copy on SSD
+        which was written before the clock was set back; a restart takes the later one for the newer.
+        """
+        if now > self.written_until or not self.partial:
+            return now
+        names = set(split_keys(keys))
+        copies = (
+            frame.written_at
+            for frame in self.partial
+            if frame.written_at >= now
+            and frame.fingerprint == state.fingerprint
+            and not names.isdisjoint(split_keys(frame.keys))
+        )
+        latest = max(copies, default=0.0)
+        return math.nextafter(latest, math.inf) if latest else now
 
     def join_path(self, state: NamespaceState, node: Node) -> None:
         """Merge neighbours of equal state along a path, from the leaf up."""

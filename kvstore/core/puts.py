@@ -288,6 +288,11 @@ def frame_of(
     return frame
 
 
+def insert_loose(put: PendingPut, frame: Frame, part: int, *, now: float) -> Node:
+    """File a frame of a put that hangs in no chain."""
+    return put.state.loose.insert(frame, part=part, retention_class=put.retention_class, since=now)
+
+
 class Presence:
     """Which blocks of a put are there already, and which another put is bringing."""
 

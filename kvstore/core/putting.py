@@ -22,6 +22,7 @@ from kvstore.core.puts import (
     Reservation,
     Stretch,
     frame_of,
+    insert_loose,
     outcome_runs,
     reserved_extents,
     runs_of,
@@ -298,10 +299,11 @@ class Putting:
             self._catalog.free_slots(surplus[surplus != 0])
             part.mask &= mask
         nodes: list[Node] = []
+        written_at = self._catalog.write_time(put.state, put.keys, now)
         for first, end in runs_of(mask):
-            frame = frame_of(put, required, first, end, kind=FrameKind.MAIN, written_at=now)
+            frame = frame_of(put, required, first, end, kind=FrameKind.MAIN, written_at=written_at)
             if put.state.flat:
-                nodes.append(self._insert_loose(put.state, frame, WHOLE, put.retention_class, now))
+                nodes.append(insert_loose(put, frame, WHOLE, now=now))
             else:
                 nodes += self._insert_run(put, frame, first, now)
         return nodes
@@ -325,16 +327,11 @@ class Putting:
         surplus = part.data.slots[there]
         self._catalog.free_slots(surplus[surplus != 0])
         part.mask &= ~there
+        written_at = self._catalog.write_time(put.state, put.keys, now)
         for first, end in runs_of(part.mask):
-            frame = frame_of(put, (index,), first, end, kind=FrameKind.SIDE, written_at=now)
-            nodes.append(self._insert_loose(put.state, frame, index, put.retention_class, now))
+            frame = frame_of(put, (index,), first, end, kind=FrameKind.SIDE, written_at=written_at)
+            nodes.append(insert_loose(put, frame, index, now=now))
         return nodes
-
-    @staticmethod
-    def _insert_loose(
-        state: NamespaceState, frame: Frame, part: int, retention_class: str, now: float
-    ) -> Node:
-        return state.loose.insert(frame, part=part, retention_class=retention_class, since=now)
 
     def _settle_nodes(self, put: PendingPut, nodes: list[Node], *, now: float) -> list[Frame]:
         waiting: list[Frame] = []

@@ -23,6 +23,7 @@ class Rebuild:
         """Insert all frames; those of unknown namespaces are left alone on disk."""
         by_namespace: dict[bytes, list[RecoveredFrame]] = defaultdict(list)
         for item in recovered:
+            self._catalog.written_until = max(self._catalog.written_until, item.header.written_at)
             by_namespace[item.header.namespace].append(item)
         for fingerprint, items in by_namespace.items():
             state = self._catalog.namespaces.get(items[0].header.namespace)

@@ -12,7 +12,7 @@ from kvstore.core.index import RunIndex
 from kvstore.core.limits import Limits
 from kvstore.core.plan import Plan
 from kvstore.retention import RetentionClass
-from kvstore.tiers.base import FrameHeader, FrameWrite, PartImage, Tier, TouchNote, WriteResult
+from kvstore.tiers.base import FrameHeader, FrameWrite, PartImage, Tier, WriteResult
 from kvstore.types import MissReason
 
 
@@ -102,7 +102,7 @@ class WriteBack:
             self._leaving.pop(segment, None)
 
     def _write(self, frame: Frame) -> FrameWrite:
-        held_by = self._catalog.retention.held_by(self._soonest(frame).retention_class)
+        held_by = self._catalog.retention.held_by(self._catalog.soonest(frame).retention_class)
         assert frame.host is not None
         header = FrameHeader(
             namespace=frame.fingerprint,
@@ -125,12 +125,6 @@ class WriteBack:
         )
         return FrameWrite(header, images, bucket_of(held_by, frame.written_at, self._limits.bucket_fraction))
 
-    def _soonest(self, frame: Frame) -> Node:
-        """Of the runs that share a frame the one that expires first speaks for it on disk: better forgotten
-        than kept too long.
-        """
-        return min(frame.nodes, key=self._catalog.retention.end)
-
     def finished(self, frame: Frame, size: int, result: WriteResult) -> None:
         """Note where a frame is durable, or that it was refused and stays in host memory alone."""
         self.in_flight_bytes -= size
@@ -146,14 +140,14 @@ class WriteBack:
             self._catalog.plan.delete.append(location)
             location = None
         elif location is not None:
-            node = self._soonest(frame)
+            node = self._catalog.soonest(frame)
             self._catalog.segments.place(
                 frame, location, retention_class=node.retention_class, since=node.since
             )
             for other in frame.nodes:
                 self._catalog.segments.touch(frame, other.retention_class, other.since)
             if node.since != frame.written_at:
-                self._catalog.plan.notes.append(TouchNote(location, node.retention_class, node.since))
+                self._catalog.note_touch(frame)
         else:
             self._catalog.events.add("kvstore_write_refusals_total")
             self._refused[frame] = None

@@ -27,6 +27,39 @@ def test_of_two_copies_on_disk_the_newer_counts() -> None:
     assert check_extents(rig.ladder, rig.space, keys, progress.extents) == 6
 
 
+def test_of_two_copies_the_newer_counts_though_the_clock_was_set_back_between_them() -> None:
+    rig = Rig()
+    keys = rig.keys(6)
+    rig.clock.advance(1000.0)
+    put(rig.ladder, rig.space, rig.root, keys, retention_class="agent")
+    spoil(rig, keys[96:128])
+    for expected in (3, 6):
+        rig = reopened(rig)
+        assert rig.length(keys) == 6
+        progress, _ = rig.fetch(rig.match(keys).lease)
+        assert progress.blocks == expected
+        put(rig.ladder, rig.space, rig.root, keys, retention_class="batch")
+    rig = reopened(rig)
+    now = rig.clock.wall()
+    runs, _, _ = rig.ladder.inspect(rig.space.fingerprint, keys=keys)
+    assert [run.expires_at - now for run in runs][-1] == 3600.0
+
+
+def test_of_the_runs_that_share_a_frame_the_one_that_ends_first_speaks_for_it() -> None:
+    rig = Rig()
+    keys, day = rig.keys(3), 86400.0
+    put(rig.ladder, rig.space, rig.root, keys, retention_class="chat")
+    rig.tick(5 * day)
+    rig.ladder.touch(rig.space.fingerprint, keys[:32], retention_class="agent")
+    rig.tick(1 * day)
+    rig.ladder.touch(rig.space.fingerprint, keys)
+    rig.ladder.close(deadline_seconds=0.0)
+    again = Rig(disk=rig.disk, space=rig.space, clock=rig.clock)
+    assert again.length(keys) == 3
+    again.tick(3 * day)
+    assert again.length(keys) == 0, "the first block was held by agent, for three days"
+
+
 def test_of_two_copies_of_a_side_part_the_newer_counts() -> None:
     rig = Rig(space=namespace(side="checkpoint"))
     keys = rig.keys(2)
