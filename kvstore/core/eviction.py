@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from kvstore.core.frames import Node
@@ -201,3 +201,7 @@ class S3Fifo:
 
     def __len__(self) -> int:
         return len(self._small) + len(self._main)
+
+
+POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": ExactLru, "s3fifo": S3Fifo}
+"""By the names that settings and commands use."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.api import NO_SESSION
 from kvstore.clock import Clock
-from kvstore.core.eviction import EvictionPolicy, ExactLru, S3Fifo
+from kvstore.core.eviction import POLICIES
 from kvstore.core.ladder import Ladder
 from kvstore.core.limits import Limits
 from kvstore.errors import KVStoreError, SettingsError, TierUnavailable
@@ -36,7 +35,6 @@ from kvstore.tiers.ssd import DirectoryLock, SsdTier
 from kvstore.tiers.ssd.crypto_keys import KeyRing, read_table
 
 _log = logging.getLogger(__name__)
-EVICTION: dict[str, Callable[[], EvictionPolicy]] = {"lru": ExactLru, "s3fifo": S3Fifo}
 AUTO_CAPACITY_SHARE = 0.8
 """`ssd.capacity_bytes = "auto"`: this much of what the disk could give, what is stored already included."""
 SEGMENTS_FOLDER = "segments"
@@ -87,7 +85,7 @@ class Store:
                 events=events,
                 classes=settings.retention_classes(),
                 limits=_limits(settings.ssd, capacity),
-                policy=EVICTION[settings.host.eviction](),
+                policy=POLICIES[settings.host.eviction](),
                 client_alive=lambda session: _may_write(locks, session),
                 new_number=lambda: secrets.randbits(63) | 1,
             )
