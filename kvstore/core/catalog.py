@@ -410,7 +410,7 @@ class Catalog:
     def expire_host(self, nodes: Iterable[Node], now: float) -> None:
         """Give up the host slots of expired nodes; what lies on SSD as well stays until its segment dies."""
         for node in nodes:
-            if node not in self.policy or self.retention.alive(node, now):
+            if node not in self.policy or not self.retention.may_go(node, now):
                 continue
             if any(piece.frame.holds for piece in node.slices):
                 continue

@@ -18,10 +18,10 @@ from kvstore.api import (
     ReserveAnswer,
     ReserveRequest,
 )
+from kvstore.core.administration import Administration
 from kvstore.core.catalog import NamespaceState
 from kvstore.core.leases import OnProgress
 from kvstore.core.matching import Found, tier_runs
-from kvstore.core.oversight import Oversight
 from kvstore.core.putting import Published
 from kvstore.core.recovery import Rebuild
 from kvstore.core.removal import Removal
@@ -44,7 +44,7 @@ from kvstore.types import (
 OnDurable = Callable[[CommitAnswer], None]
 
 
-class Ladder(Oversight):
+class Ladder(Administration):
     """Host memory above SSD behind one set of verbs.
 
     Threads: every verb may be called from any thread and none blocks on I/O. Callbacks run outside the

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from enum import Enum, auto
 
 from kvstore.clock import Clock
 from kvstore.core.frames import Node
-from kvstore.errors import InvalidArgument
-from kvstore.retention import DEFAULT_CLASS, RetentionClass
+from kvstore.retention import DEFAULT_CLASS, ClassTable, RetentionClass
 from kvstore.types import TtlMode
 
 SLEW = 0.05
@@ -53,13 +52,14 @@ class Retention:
     nothing.
     """
 
-    def __init__(self, classes: Sequence[RetentionClass], wall: SteadyWall) -> None:
-        self.classes = {c.name: c for c in classes}
+    def __init__(self, table: ClassTable, wall: SteadyWall) -> None:
+        self.table = table
+        self.classes: Mapping[str, RetentionClass] = table.classes
         self._wall = wall
-        if DEFAULT_CLASS not in self.classes:
-            raise InvalidArgument(
-                f"classes: {DEFAULT_CLASS!r} must be among them, got {sorted(self.classes)}"
-            )
+
+    def adopt(self, table: ClassTable) -> None:
+        """Let another table be in force from now on."""
+        self.table, self.classes = table, table.classes
 
     def now(self) -> float:
         """Return the steady wall time."""
@@ -70,12 +70,7 @@ class Retention:
 
         Errors: InvalidArgument naming the known classes.
         """
-        found = self.classes.get(name or DEFAULT_CLASS)
-        if found is None:
-            raise InvalidArgument(
-                f"retention class {name!r} is unknown; known: {', '.join(sorted(self.classes))}"
-            )
-        return found
+        return self.table.named(name)
 
     def held_by(self, name: str) -> RetentionClass:
         """Return the class of stored data; data of a class that is no longer configured lives by the
@@ -90,6 +85,14 @@ class Retention:
     def alive(self, node: Node, now: float) -> bool:
         """Say whether a node is still visible."""
         return now < self.end(node)
+
+    def may_go(self, node: Node, now: float) -> bool:
+        """Say whether a node may be removed for its age: it has expired, and no undo would show it again."""
+        return now >= node.since + self.keep_seconds(node.retention_class, now)
+
+    def keep_seconds(self, name: str, now: float) -> float:
+        """Return how long after its touch stored data of a class is kept."""
+        return self.table.keep_seconds(self.held_by(name).name, now)
 
     def touch(self, node: Node, *, by: str, now: float, how: Touch) -> None:
         """Let a class touch a node: the class whose touch ends last holds it. A fixed life counts from the

@@ -27,10 +27,10 @@ class Segment:
         """Say whether a lease or I/O holds one of its frames."""
         return any(frame.holds or frame.loads for frame in self.frames)
 
-    def end(self, retention: Retention) -> float:
-        """Return when the last of its frames expires, derived from the classes' present TTLs."""
+    def end(self, retention: Retention, now: float) -> float:
+        """Return until when the last of its frames is kept, derived from the classes' present TTLs."""
         return max(
-            (since + retention.held_by(name).ttl_seconds for name, since in self.touched.items()), default=0.0
+            (since + retention.keep_seconds(name, now) for name, since in self.touched.items()), default=0.0
         )
 
 
@@ -85,7 +85,7 @@ class SegmentTable:
 
     def expired(self, retention: Retention, now: float) -> list[Segment]:
         """Return the segments in which nothing lives any more."""
-        return [s for s in self._segments.values() if s.end(retention) <= now and not s.held()]
+        return [s for s in self._segments.values() if s.end(retention, now) <= now and not s.held()]
 
     def victim(self, *, among: Collection[int]) -> Segment | None:
         """Return the segment touched longest ago that nothing holds, of those that may go."""

@@ -27,7 +27,7 @@ from kvstore.core.retention import Retention, SteadyWall
 from kvstore.core.writeback import WriteBack
 from kvstore.errors import InvalidArgument, ShuttingDown
 from kvstore.events import Events
-from kvstore.retention import SHIPPED_CLASSES, RetentionClass
+from kvstore.retention import SHIPPED_CLASSES, ClassTable, RetentionClass
 from kvstore.tiers.base import HostMemory, Tier
 from kvstore.types import key_count
 
@@ -49,7 +49,7 @@ class Wiring:
         ssd: Tier | None,
         clock: Clock,
         events: Events,
-        classes: Sequence[RetentionClass] = SHIPPED_CLASSES,
+        classes: ClassTable | Sequence[RetentionClass] = SHIPPED_CLASSES,
         limits: Limits | None = None,
         policy: EvictionPolicy | None = None,
         new_number: Callable[[], int],
@@ -63,7 +63,9 @@ class Wiring:
         self._plan = Plan()
         self._news: deque[Callable[[], None]] = deque()
         self._sending = threading.Lock()
-        self._retention = Retention(classes, SteadyWall(clock))
+        self._retention = Retention(
+            classes if isinstance(classes, ClassTable) else ClassTable.of(classes), SteadyWall(clock)
+        )
         self._catalog = Catalog(
             memory=host,
             policy=ExactLru() if policy is None else policy,
