@@ -1,38 +1,53 @@
-"""A trace through the daemon's own core: the same index, order, retention and put path, on a virtual clock.
+"""A trace through the daemon's own core: the same index, order, retention, put path and segment reclaim.
 
-Only the memory (pages that nobody touches), the clock and the keys (ids instead of hashes) differ. A request
-looks up its blocks, then writes those it missed; it touches all of them.
+Only clock, memory (pages that nobody touches), disk (places without bytes) and keys (ids instead of hashes)
+differ. A request looks up its blocks, then writes those it missed; it touches all of them.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.api import CommitRequest, MatchRequest, PartDigests, ReserveRequest
+from kvstore.api import NO_SESSION, CommitRequest, MatchRequest, PartDigests, ReserveRequest
 from kvstore.clock import ManualClock
-from kvstore.core.catalog import Catalog
-from kvstore.core.eviction import ExactLru
-from kvstore.core.frames import Node
+from kvstore.core.eviction import EvictionPolicy, ExactLru
 from kvstore.core.ladder import Ladder
 from kvstore.core.limits import Limits
+from kvstore.core.slabs import SlabAllocator
 from kvstore.events import Events
 from kvstore.hashing import chain_root
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 from kvstore.retention import DEFAULT_CLASS, RetentionClass
-from kvstore.trace.requests import IDS_MAX, TraceRequest
-from kvstore.types import DIGEST_BYTES, HASH_BYTES, BlockHash, MissReason, Tier, TtlMode, key_at
+from kvstore.trace.blocks import IDS_MAX, TraceRequest
+from kvstore.trace.residency import Residency, Watched
+from kvstore.trace.tally import Served, Tally
+from kvstore.trace.virtual_ssd import VirtualSsd
+from kvstore.types import DIGEST_BYTES, HASH_BYTES, BlockHash, Tier, TtlMode, key_at
 
-UNLIMITED_PAGES = 1 << 26
+__all__ = ["HALF_TICK_SECONDS", "Simulator", "Tally", "seconds_of"]
+
+UNLIMITED_BLOCKS = 1 << 26
 HALF_TICK_SECONDS = 0.0005
 """A TTL is inclusive in whole milliseconds: a block touched at t is there at t + TTL."""
+SEGMENT_BYTES = 256 << 20
+TICK_SECONDS = 1.0
+TICKS_AT_ONCE = 16
+"""Of the daemon's housekeeping between two requests, this much is done."""
+GRAIN = 1 << 20
+
+
+def seconds_of(milliseconds: int) -> float:
+    """Return seconds of a kind that adds up without rounding, so that two clocks that are told the same
+    times agree to the last bit. Units: multiples of 2^-20 s.
+    """
+    return round(milliseconds * GRAIN / 1000) / GRAIN
 
 
 class UntouchedMemory:
@@ -52,34 +67,14 @@ class UntouchedMemory:
         return self.total_pages - self.first_page
 
 
-@dataclass(slots=True)
-class Tally:
-    """What a simulation counts. Units: tokens and blocks as named; resident blocks over virtual time."""
-
-    requests: int = 0
-    input_tokens: int = 0
-    hit_tokens: int = 0
-    blocks: int = 0
-    hit_blocks: int = 0
-    requests_with_hit: int = 0
-    half_input_tokens: int = 0
-    half_hit_tokens: int = 0
-    resident_blocks_mean: float = 0.0
-    resident_blocks_peak: int = 0
-    duration_seconds: float = 0.0
-
-    def rates(self) -> dict[str, float]:
-        """Return the hit rates; of what is in each name."""
-        return {
-            "token_hit_rate": self.hit_tokens / max(1, self.input_tokens),
-            "token_hit_rate_half": self.half_hit_tokens / max(1, self.half_input_tokens),
-            "block_hit_rate": self.hit_blocks / max(1, self.blocks),
-            "request_hit_rate": self.requests_with_hit / max(1, self.requests),
-        }
-
-
 class Simulator:
-    """One store without payload. Not thread-safe: a simulation is one thread."""
+    """One store without payload. Not thread-safe: a simulation is one thread.
+
+    Without `classes` there is one, with `ttl_seconds` and `ttl_mode`. `capacity_blocks` is host memory, 0 for
+    no limit; with `ssd_bytes` there is an SSD tier below it, and blocks have `block_bytes`.
+    `is_inclusive` TTLs hold to their last millisecond, as in the definitions of traces; the daemon's do not.
+    `session` makes the store bound what one client may reserve, as the daemon does.
+    """
 
     def __init__(
         self,
@@ -88,171 +83,152 @@ class Simulator:
         ttl_seconds: float = math.inf,
         ttl_mode: TtlMode = TtlMode.SLIDING,
         capacity_blocks: int = 0,
+        classes: Sequence[RetentionClass] = (),
+        policy: EvictionPolicy | None = None,
+        block_bytes: int = 1,
+        ssd_bytes: int = 0,
+        segment_bytes: int = SEGMENT_BYTES,
+        is_inclusive: bool = True,
+        session: int = NO_SESSION,
     ) -> None:
+        lowest = Tier.SSD if ssd_bytes else Tier.HOST
+        table = tuple(classes) or (RetentionClass(DEFAULT_CLASS, ttl_seconds, ttl_mode, lowest),)
+        if is_inclusive:
+            table = tuple(replace(c, ttl_seconds=c.ttl_seconds + HALF_TICK_SECONDS) for c in table)
         self._block_tokens = block_tokens
+        self._session = session
         self._clock = ManualClock()
         self._first_ms: int | None = None
-        self._began_at = self._clock.wall()
-        self._residency = Residency()
-        held_by = RetentionClass(DEFAULT_CLASS, ttl_seconds + HALF_TICK_SECONDS, ttl_mode, Tier.HOST)
-        layout = Layout.single(dtype="none", bytes_max=1, layers=1)
-        self._space = Namespace(model="trace", weights="none", layout=layout, block_tokens=block_tokens)
-        self._name = self._space.fingerprint
+        self._began_at = self._ticked_at = self._clock.wall()
+        self._residency = Residency(exact_ends=not ssd_bytes)
+        layout = Layout.single(dtype="none", bytes_max=block_bytes if ssd_bytes else 1, layers=1)
+        self._stride_bytes = layout.parts[0].stride_bytes
+        stride_pages = layout.parts[0].stride_pages
+        space = Namespace(model="trace", weights="none", layout=layout, block_tokens=block_tokens)
+        self._name = space.fingerprint
         self._root = chain_root(self._name)
+        pages = _pages_for((capacity_blocks or UNLIMITED_BLOCKS) * stride_pages)
+        self._ssd: VirtualSsd | None = None
+        if ssd_bytes:
+            self._ssd = VirtualSsd(
+                capacity_bytes=ssd_bytes, segment_bytes=segment_bytes, now=self._clock.monotonic
+            )
         self._ladder = Ladder(
-            host=UntouchedMemory(capacity_blocks or UNLIMITED_PAGES),
-            ssd=None,
+            host=UntouchedMemory(pages),
+            ssd=self._ssd,
             clock=self._clock,
             events=Events(),
-            classes=(held_by,),
-            limits=Limits(keys_max=IDS_MAX, ledger_entries=1 << 12),
-            policy=WatchedLru(self._residency),
+            classes=table,
+            limits=Limits(keys_max=IDS_MAX, ledger_entries=1 << 12, ssd_capacity_bytes=ssd_bytes),
+            policy=Watched(policy or ExactLru(), self._residency),
             new_number=itertools.count(1).__next__,
         )
-        self._ladder.open(self._space, root=self._root)
-        self._residency.follow(self._ladder.catalog, self._began_at)
+        self._ladder.open(space, root=self._root)
+        catalog = self._ladder.catalog
+        # Memory is lent in slabs; what rounding up added is taken away again.
+        idle = catalog.slabs.usable_pages // stride_pages - capacity_blocks if capacity_blocks else 0
+        catalog.slabs.allocate(idle, stride_pages=stride_pages)
+        self._residency.follow(catalog, self._began_at, stride_pages=stride_pages, idle_slots=idle)
 
     def run(
-        self, requests: Sequence[TraceRequest], on_progress: Callable[[int], None] | None = None
+        self,
+        requests: Sequence[TraceRequest],
+        on_progress: Callable[[int], None] | None = None,
+        *,
+        warm_up: int = 0,
     ) -> Tally:
-        """Run requests in order and return what was counted."""
-        tally = Tally()
+        """Run requests in order and return what was counted, the first `warm_up` requests left out."""
+        tally = Tally(self._block_tokens)
         half = len(requests) // 2
         for index, request in enumerate(requests):
-            hit_blocks = self.request(request)
-            hit = min(hit_blocks * self._block_tokens, request.input_tokens)
-            tally.requests += 1
-            tally.input_tokens += request.input_tokens
-            tally.hit_tokens += hit
-            tally.blocks += request.blocks
-            tally.hit_blocks += hit_blocks
-            tally.requests_with_hit += hit_blocks > 0
-            if index >= half:
-                tally.half_input_tokens += request.input_tokens
-                tally.half_hit_tokens += hit
+            if index == warm_up:
+                self._move_to(request.timestamp_ms)
+                self._residency.restart()
+            served = self.serve(request)
+            tally.stored_blocks += served.stored_blocks
+            if index >= warm_up:
+                name = request.retention_class or DEFAULT_CLASS
+                tally.count(request, served, retention_class=name, in_half=index >= half)
             if on_progress is not None and not index % 256:
                 on_progress(index)
-        tally.resident_blocks_mean = self._residency.mean_blocks
-        tally.resident_blocks_peak = self._residency.peak_blocks
-        tally.duration_seconds = self._residency.duration_seconds
+        self._settle(tally)
         return tally
 
+    def _settle(self, tally: Tally) -> None:
+        host, ssd = self._residency.host, self._residency.ssd
+        tally.resident_blocks_mean, tally.resident_blocks_peak = host.mean, host.peak
+        tally.duration_seconds = self._residency.duration_seconds
+        if self._ssd is not None:
+            tally.ssd_bytes_mean, tally.ssd_bytes_peak = ssd.mean, ssd.peak
+            tally.resident_blocks_mean = ssd.mean / self._stride_bytes
+            tally.resident_blocks_peak = ssd.peak // self._stride_bytes
+            tally.ssd_written_bytes = self._ssd.written_bytes
+
     def request(self, request: TraceRequest) -> int:
-        """Look one request up, write what it missed, and return how many leading blocks were there."""
+        """Serve one request, and return how many leading blocks were there."""
+        return self.serve(request).hit_blocks
+
+    def serve(self, request: TraceRequest) -> Served:
+        """Look one request up and write what it missed."""
         self._move_to(request.timestamp_ms)
         if not request.runs:
-            return 0
-        keys = request.keys()
-        found = self._ladder.match(MatchRequest(namespace=self._name, keys=keys))
+            return Served()
+        keys, blocks = request.keys(), request.blocks
+        found = self._ladder.match(
+            MatchRequest(
+                namespace=self._name,
+                keys=keys,
+                retention_class=request.retention_class,
+                session=self._session,
+            )
+        )
+        hit = found.blocks
         if found.lease:
-            self._ladder.release(found.lease, used=found.blocks)
-        if found.blocks < request.blocks:
-            self._put(keys, found.blocks)
+            if not found.ready:
+                # The disk has answered already; what found no room in host memory is a miss.
+                hit = self._ladder.watch(found.lease).blocks
+            self._ladder.release(found.lease, used=hit)
+        stored = self._put(keys, hit, request.retention_class) if hit < blocks else 0
         self._residency.note_level()
-        return found.blocks
+        return Served(hit, found.tiers, stored)
 
-    def _put(self, keys: bytes, present: int) -> None:
+    def _put(self, keys: bytes, present: int, retention_class: str) -> int:
         parent = key_at(keys, present - 1) if present else self._root
         answer = self._ladder.reserve(
-            ReserveRequest(namespace=self._name, parent=BlockHash(parent), keys=keys[present * HASH_BYTES :])
-        )
-        if answer.reservation:
-            filled = tuple(
-                PartDigests(e.part, e.first, e.lengths.tobytes(), bytes(DIGEST_BYTES * e.count))
-                for e in answer.extents
+            ReserveRequest(
+                namespace=self._name,
+                parent=BlockHash(parent),
+                keys=keys[present * HASH_BYTES :],
+                retention_class=retention_class,
+                session=self._session,
             )
-            count = len(keys) // HASH_BYTES - present
-            self._ladder.commit(CommitRequest(reservation=answer.reservation, blocks=count, parts=filled))
+        )
+        if not answer.reservation:
+            return 0
+        filled = tuple(
+            PartDigests(e.part, e.first, e.lengths.tobytes(), bytes(DIGEST_BYTES * e.count))
+            for e in answer.extents
+        )
+        count = len(keys) // HASH_BYTES - present
+        self._ladder.commit(CommitRequest(reservation=answer.reservation, blocks=count, parts=filled))
+        return sum(extent.count for extent in answer.extents)
 
     def _move_to(self, timestamp_ms: int) -> None:
         if self._first_ms is None:
             self._first_ms = timestamp_ms
-        elapsed = (timestamp_ms - self._first_ms) / 1000.0
+        elapsed = seconds_of(timestamp_ms - self._first_ms)
         self._clock.advance(max(0.0, self._began_at + elapsed - self._clock.wall()))
-        self._residency.move_to(self._clock.wall())
+        now = self._clock.wall()
+        self._residency.move_to(now)
+        if self._ssd is not None and now - self._ticked_at >= TICK_SECONDS:
+            for _ in range(min(TICKS_AT_ONCE, int((now - self._ticked_at) / TICK_SECONDS))):
+                self._ladder.tick()
+            self._ticked_at = now
 
 
-class Residency:
-    """How many blocks live when: the store's own page count, integrated over virtual time.
-
-    Runs are dropped at the very moment they expire, which the daemon does within a tick.
-    """
-
-    def __init__(self) -> None:
-        self._catalog: Catalog | None = None
-        self._ends: list[tuple[float, int, Node]] = []
-        self._order = itertools.count()
-        self._area = 0.0
-        self._peak = 0
-        self._at = 0.0
-        self._started_at = 0.0
-
-    def follow(self, catalog: Catalog, now: float) -> None:
-        """Begin to count."""
-        self._catalog = catalog
-        self._started_at = self._at = now
-
-    def saw(self, node: Node) -> None:
-        """A run came to be, or was split off another."""
-        assert self._catalog is not None
-        end = self._catalog.retention.end(node)
-        if math.isfinite(end):
-            heapq.heappush(self._ends, (end, next(self._order), node))
-
-    def move_to(self, now: float) -> None:
-        """Let time pass: what ends before `now` leaves at its own moment."""
-        assert self._catalog is not None
-        while self._ends and self._ends[0][0] <= now:
-            at, _, node = heapq.heappop(self._ends)
-            if not node.count or node not in self._catalog.policy:
-                continue
-            if self._catalog.retention.end(node) > at:
-                self.saw(node)
-                continue
-            self._integrate(at)
-            self._catalog.drop(node, 0, MissReason.EXPIRED)
-        self._integrate(now)
-
-    def _integrate(self, now: float) -> None:
-        assert self._catalog is not None
-        self._area += self._catalog.slabs.used_pages * (now - self._at)
-        self._at = now
-
-    def note_level(self) -> None:
-        """Note the level after a request."""
-        assert self._catalog is not None
-        self._peak = max(self._peak, self._catalog.slabs.used_pages)
-
-    @property
-    def duration_seconds(self) -> float:
-        """Virtual time since the first request."""
-        return self._at - self._started_at
-
-    @property
-    def mean_blocks(self) -> float:
-        """The mean number of resident blocks."""
-        return self._area / self.duration_seconds if self.duration_seconds else 0.0
-
-    @property
-    def peak_blocks(self) -> int:
-        """The most blocks resident after any request."""
-        return self._peak
-
-
-class WatchedLru(ExactLru):
-    """Exact LRU that tells the residency count of every run that comes to be."""
-
-    def __init__(self, residency: Residency) -> None:
-        super().__init__()
-        self._residency = residency
-
-    def add(self, node: Node) -> None:
-        """Put a new node at the recent end."""
-        if node not in self:
-            self._residency.saw(node)
-        super().add(node)
-
-    def split(self, head: Node, tail: Node) -> None:
-        """Give the tail the place next to its head."""
-        super().split(head, tail)
-        self._residency.saw(tail)
+def _pages_for(wanted: int) -> int:
+    """Return how many pages an arena needs for so many to be of use: slabs are of one size."""
+    pages = wanted
+    while (usable := SlabAllocator(first_page=1, total_pages=pages + 1).usable_pages) < wanted:
+        pages += wanted - usable
+    return pages
