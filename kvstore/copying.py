@@ -1,13 +1,11 @@
 """Copies blocks between the arena and a caller's buffers, and checks or takes their digests on the way.
 
 Each block is digested right after its own copy, while it is in cache: a second pass over memory would cost
-more than the copy. The digest of a segment covers what the record holds of it; a segment behind the end of a
-short record has the digest of no bytes.
+more than the copy.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import struct
@@ -18,35 +16,29 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
-import xxhash
 
 from kvstore.api import U32Array
 from kvstore.arena import Arena
 from kvstore.errors import InvalidArgument
 from kvstore.layout import Part
+from kvstore.rows import Block, Buffer, Bytes, Rows, columns, digest_pieces, segment_cuts, trimmed
 from kvstore.types import DIGEST_BYTES, PAGE_BYTES, MissReason
+
+__all__ = ["Buffer", "Bytes", "CopiedIn", "CopiedOut", "copy_in", "copy_out", "digest_images"]
 
 COPY_THREADS = 2
 SPLIT_BYTES_MIN = 1 << 20
 """A thread is not worth waking for less than this."""
 LAYERED_BYTES = 4 << 20
 """Layer-major copies go over this much of the arena at a time, whose later layers are then still near."""
+LAYERED_CHECKED_BYTES = 1 << 18
+"""The same when each block is digested behind its copy: it must still be in the core's own cache."""
 
-Bytes = npt.NDArray[np.uint8]
-Buffer = Bytes | Sequence[Bytes]
-"""Blocks of one part: an array [blocks, bytes_max], or one [blocks, length] for each segment, or for each of
-some finer layer ranges, in order; every segment must begin with an array. Rows may be strided."""
-
-_Pieces = Iterator[tuple[Bytes, ...]]
-_Block = Bytes | tuple[Bytes, ...]
-_Cut = tuple[int, int]
 _Result = TypeVar("_Result")
 # Copies source to destination; releases the GIL. np.copyto ends in memmove, whose `rep movsb` loses 30 % on
 # some x86 when both are not aligned alike (numpy's own large arrays start 16 bytes into a page, slots at its
 # beginning); the loop of a ufunc does not care.
 _copy_bytes = cast("Callable[[Bytes, Bytes], Bytes]", np.positive)
-_digest_bytes = cast("Callable[[Bytes], bytes]", xxhash.xxh3_128_digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +73,7 @@ def copy_out(
 
     Of a record shorter than bytes_max only its own bytes are written. CORRUPT: not what the writer digested.
     EVICTED: the lease was lost and the slot given to somebody else. Rows from `good` on hold no promise.
-    Shapes: slots, lengths, generations u32[n]; digests 16 x segments x n; into n rows.
+    Shapes: slots, lengths, generations u32[n]; digests 16 x segments x n; into >= n rows.
     Errors: InvalidArgument on a buffer or an extent of the wrong shape; TierUnavailable on a closed arena.
     """
     present = arena.generations
@@ -122,7 +114,7 @@ def copy_in(
 ) -> CopiedIn:
     """Copy blocks into their slots and digest the source: what was meant, not what landed.
 
-    Shapes: slots and lengths u32[n] (default: every record is bytes_max long); source n rows.
+    Shapes: slots and lengths u32[n] (default: every record is bytes_max long); source >= n rows.
     Errors: InvalidArgument on a wrong shape or a read-only mapping; TierUnavailable on a closed arena.
     """
     if not arena.writable:
@@ -142,22 +134,20 @@ def digest_images(part: Part, images: Sequence[memoryview], lengths: U32Array) -
     rows = [np.frombuffer(image, np.uint8).reshape(-1, part.stride_bytes) for image in images]
     if (count := sum(map(len, rows))) != len(lengths):
         raise InvalidArgument(f"digest of part {part.index}: images of {count} slots, {len(lengths)} lengths")
-    cuts = _segment_cuts(part)
-    pieces = itertools.chain.from_iterable(_columns(block, cuts) for block in rows)
-    return b"".join(_digest_pieces(block) for block in _trimmed(pieces, cuts, lengths))
+    cuts = segment_cuts(part)
+    pieces = itertools.chain.from_iterable(columns(block, cuts) for block in rows)
+    return b"".join(map(digest_pieces, trimmed(pieces, cuts, lengths)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """One checked request: the caller's `arrays`, `cuts` their places in a record; lengths None: all full."""
+    """One checked request: blocks in slots of the arena's `memory`, and their rows in the caller's."""
 
     memory: Bytes
     arena: Arena
     part: Part
     slots: U32Array
-    lengths: U32Array | None
-    arrays: tuple[Bytes, ...]
-    cuts: tuple[_Cut, ...]
+    rows: Rows
     inward: bool
 
     @staticmethod
@@ -166,15 +156,10 @@ class _Copy:
     ) -> _Copy:
         memory = arena.bytes  # one name for the whole copy: closing the arena meanwhile then hurts nobody
         arena.runs(slots, stride_pages=part.stride_pages)
-        arrays, cuts = _arrays_of(part, buffer, count=len(slots), writing=not inward)
-        longest = int(lengths.max(initial=0))
-        if len(lengths) != len(slots) or longest > part.bytes_max:
-            raise InvalidArgument(
-                f"copy of part {part.index}: {len(slots)} slots, {len(lengths)} lengths of at most {longest} "
-                f"bytes; the part's limit is {part.bytes_max}"
-            )
-        is_full = bool((lengths == part.bytes_max).all())
-        return _Copy(memory, arena, part, slots, None if is_full else lengths, arrays, cuts, inward)
+        if len(lengths) != len(slots):
+            raise InvalidArgument(f"copy of part {part.index}: {len(slots)} slots, {len(lengths)} lengths")
+        rows = Rows.of(part, buffer, lengths=lengths, writing=not inward)
+        return _Copy(memory, arena, part, slots, rows, inward)
 
     @property
     def count(self) -> int:
@@ -202,164 +187,90 @@ class _Copy:
 
     def plain(self, start: int, stop: int) -> None:
         """Copy blocks [start, stop), one call per run of contiguous slots."""
-        runs = self.arena.runs(self.slots[start:stop], stride_pages=self.part.stride_pages)
-        if self.lengths is not None or 2 * len(runs) > stop - start:
+        runs = self._runs(start, stop)
+        if self.rows.lengths is not None or 2 * len(runs) > stop - start:
             copy = self._copy()
-            for source, target, _ in self._steps(start, stop):
+            for source, target in self._steps(start, stop):
                 copy(source, target)
             return
-        step = max(1, LAYERED_BYTES // self.part.stride_bytes) if len(self.arrays) > 1 else max(1, self.count)
-        for first, begin, end in runs:
-            for low in range(begin, end, step):
-                slot = first + (low - begin) * self.part.stride_pages
-                self._plain_run(slot, start + low, start + min(low + step, end))
-
-    def _plain_run(self, first_slot: int, start: int, stop: int) -> None:
-        begin, count, stride = first_slot * PAGE_BYTES, stop - start, self.part.stride_bytes
-        slots = self.memory[begin : begin + count * stride].reshape(count, stride)
-        for array, (offset, length) in zip(self.arrays, self.cuts, strict=True):
-            mine, theirs = array[start:stop], slots[:, offset : offset + length]
-            _copy_bytes(*((mine, theirs) if self.inward else (theirs, mine)))
+        is_layered = len(self.rows.arrays) > 1
+        step = self._blocks_in(LAYERED_BYTES) if is_layered else self.count
+        for stretch in self._stretches(runs, start, step):
+            self._plain_run(*stretch)
 
     def checked(self, digests: bytes, start: int, stop: int) -> int:
         """Copy blocks [start, stop), check each, and return the index of the first wrong one, else `stop`."""
-        copy, digest, size = self._copy(), self._digest(), self.digest_bytes
+        digest, size = self.rows.digest(), self.digest_bytes
         wanted = struct.iter_unpack(f"{size}s", digests[start * size : stop * size])
         index = start
-        for (source, target, digested), (want,) in zip(self._steps(start, stop), wanted, strict=True):
-            copy(source, target)
-            if digest(digested) != want:
+        for block, (want,) in zip(self._copied(start, stop), wanted, strict=True):
+            if digest(block) != want:
                 return index
             index += 1
         return stop
 
     def digesting(self, start: int, stop: int) -> bytes:
         """Copy blocks [start, stop) and return the digests of the caller's side."""
-        copy, digest = self._copy(), self._digest()
-        found: list[bytes] = []
-        for source, target, digested in self._steps(start, stop):
+        return b"".join(map(self.rows.digest(), self._copied(start, stop)))
+
+    def _copied(self, start: int, stop: int) -> Iterator[Block]:
+        """Copy block after block and yield the caller's side of each for digesting, while it is in cache."""
+        rows = self.rows
+        if len(rows.arrays) > 1 and rows.lengths is None:
+            step = self._blocks_in(LAYERED_CHECKED_BYTES)
+            for first_slot, begin, end in self._stretches(self._runs(start, stop), start, step):
+                self._plain_run(first_slot, begin, end)
+                yield from rows.digested(begin, end)
+            return
+        copy = self._copy()
+        for (source, target), block in zip(self._steps(start, stop), rows.digested(start, stop), strict=True):
             copy(source, target)
-            found.append(digest(digested))
-        return b"".join(found)
+            yield block
 
-    @property
-    def _is_whole(self) -> bool:
-        """Whether every block is copied in one piece; then no tuples are made, worth 5 % of a hit."""
-        return self.lengths is None and len(self.cuts) == 1
+    def _blocks_in(self, size_bytes: int) -> int:
+        return max(1, size_bytes // self.part.stride_bytes)
 
-    def _steps(self, start: int, stop: int) -> Iterator[tuple[_Block, _Block, _Block]]:
-        """Yield (source, target, the caller's side cut for digesting) of each block."""
-        mine, theirs = self._mine(start, stop, self.cuts), self._theirs(start, stop)
-        cuts = _segment_cuts(self.part) if len(self.cuts) == 1 else self.cuts
-        digested = self._mine(start, stop, cuts)
-        source, target = (mine, theirs) if self.inward else (theirs, mine)
-        return zip(source, target, digested, strict=True)
+    def _runs(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        return self.arena.runs(self.slots[start:stop], stride_pages=self.part.stride_pages)
 
-    def _mine(self, start: int, stop: int, cuts: tuple[_Cut, ...]) -> Iterable[_Block]:
-        if self._is_whole and len(cuts) == 1:
-            return self.arrays[0][start:stop]
-        if len(self.arrays) == 1:
-            pieces = _columns(self.arrays[0][start:stop], cuts)
-        else:
-            pieces = zip(*(array[start:stop] for array in self.arrays), strict=True)
-        return pieces if self.lengths is None else _trimmed(pieces, cuts, self.lengths[start:stop])
+    def _stretches(
+        self, runs: Iterable[tuple[int, int, int]], start: int, step: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yield (first slot, begin, end) of at most `step` blocks each; the runs count from `start`."""
+        for first, begin, end in runs:
+            for low in range(begin, end, step):
+                slot = first + (low - begin) * self.part.stride_pages
+                yield slot, start + low, start + min(low + step, end)
 
-    def _theirs(self, start: int, stop: int) -> Iterable[_Block]:
-        memory, cuts = self.memory, self.cuts
+    def _plain_run(self, first_slot: int, start: int, stop: int) -> None:
+        """Copy blocks [start, stop), whose slots are contiguous from `first_slot` on."""
+        begin, count, stride = first_slot * PAGE_BYTES, stop - start, self.part.stride_bytes
+        slots = self.memory[begin : begin + count * stride].reshape(count, stride)
+        for array, (offset, length) in zip(self.rows.arrays, self.rows.cuts, strict=True):
+            mine, theirs = array[start:stop], slots[:, offset : offset + length]
+            _copy_bytes(*((mine, theirs) if self.inward else (theirs, mine)))
+
+    def _steps(self, start: int, stop: int) -> Iterator[tuple[Block, Block]]:
+        """Yield (source, target) of each block."""
+        mine, theirs = self.rows.blocks(start, stop), self._theirs(start, stop)
+        return zip(mine, theirs, strict=True) if self.inward else zip(theirs, mine, strict=True)
+
+    def _theirs(self, start: int, stop: int) -> Iterable[Block]:
+        memory, cuts, lengths = self.memory, self.rows.cuts, self.rows.lengths
         begins = (self.slots[start:stop].astype(np.int64) * PAGE_BYTES).tolist()
-        if self._is_whole:
+        if self.rows.are_whole:
             size = self.part.bytes_max
             return [memory[begin : begin + size] for begin in begins]
         pieces = (tuple([memory[begin + o : begin + o + size] for o, size in cuts]) for begin in begins)
-        return pieces if self.lengths is None else _trimmed(pieces, cuts, self.lengths[start:stop])
+        return pieces if lengths is None else trimmed(pieces, cuts, lengths[start:stop])
 
-    def _copy(self) -> Callable[[_Block, _Block], object]:
-        return cast("Callable[[_Block, _Block], object]", _copy_bytes if self._is_whole else _copy_pieces)
-
-    def _digest(self) -> Callable[[_Block], bytes]:
-        segments = _segment_cuts(self.part)
-        is_strided = any(array.strides[1] != 1 for array in self.arrays if array.shape[1] > 1)
-        if self._is_whole and len(segments) == 1:
-            return cast("Callable[[_Block], bytes]", _digest_strided if is_strided else _digest_bytes)
-        if not is_strided and len(self.cuts) in (1, len(segments)):
-            return cast("Callable[[_Block], bytes]", _digest_pieces)
-        cuts = segments if len(self.cuts) == 1 else self.cuts
-        return cast(
-            "Callable[[_Block], bytes]", functools.partial(_digest_groups, groups=_groups(cuts, segments))
-        )
+    def _copy(self) -> Callable[[Block, Block], object]:
+        return cast("Callable[[Block, Block], object]", _copy_bytes if self.rows.are_whole else _copy_pieces)
 
 
 def _copy_pieces(source: tuple[Bytes, ...], target: tuple[Bytes, ...]) -> None:
     for out_of, into in zip(source, target, strict=True):
         _copy_bytes(out_of, into)
-
-
-def _digest_pieces(pieces: tuple[Bytes, ...]) -> bytes:
-    return b"".join(map(_digest_bytes, pieces))
-
-
-def _digest_strided(piece: Bytes) -> bytes:
-    return _digest_bytes(np.ascontiguousarray(piece))
-
-
-def _digest_groups(pieces: tuple[Bytes, ...], groups: Sequence[slice]) -> bytes:
-    """Digest segments that come in several pieces, or in strided ones."""
-    found = []
-    for group in groups:
-        state = xxhash.xxh3_128()
-        for piece in pieces[group]:
-            state.update(np.ascontiguousarray(piece).data)
-        found.append(state.digest())
-    return b"".join(found)
-
-
-def _groups(cuts: Sequence[_Cut], segments: Sequence[_Cut]) -> list[slice]:
-    """Return which of the cuts make up each segment."""
-    offsets = [offset for offset, _ in cuts]
-    edges = [offsets.index(offset) for offset, _ in segments] + [len(cuts)]
-    return [slice(*pair) for pair in itertools.pairwise(edges)]
-
-
-def _segment_cuts(part: Part) -> tuple[_Cut, ...]:
-    return tuple((segment.offset, segment.length) for segment in part.segments)
-
-
-def _columns(rows: Bytes, cuts: Sequence[_Cut]) -> _Pieces:
-    return zip(*(rows[:, offset : offset + length] for offset, length in cuts), strict=True)
-
-
-def _trimmed(pieces: _Pieces, cuts: Sequence[_Cut], lengths: U32Array) -> _Pieces:
-    """Cut the pieces of each block at the end of its record."""
-    offsets = [offset for offset, _ in cuts]
-    for block, length in zip(pieces, lengths.tolist(), strict=True):
-        yield tuple([piece[: max(0, length - offset)] for piece, offset in zip(block, offsets, strict=True)])
-
-
-def _arrays_of(
-    part: Part, buffer: Buffer, *, count: int, writing: bool
-) -> tuple[tuple[Bytes, ...], tuple[_Cut, ...]]:
-    """Return the caller's arrays and where each lies in a record.
-
-    Errors: InvalidArgument naming the shape that was expected.
-    """
-    arrays = (buffer,) if isinstance(buffer, np.ndarray) else tuple(buffer)
-    for array in arrays:
-        if array.dtype != np.uint8 or array.ndim != 2 or len(array) != count:
-            raise InvalidArgument(
-                f"buffer of part {part.index}: {array.dtype} {array.shape}, expected uint8 [{count}, bytes]"
-            )
-        if writing and not array.flags.writeable:
-            raise InvalidArgument(f"buffer of part {part.index}: the destination is read-only")
-    widths = [array.shape[1] for array in arrays]
-    offsets = [0, *itertools.accumulate(widths)]
-    segments = _segment_cuts(part)
-    is_whole = widths == [part.bytes_max]
-    if offsets[-1] != part.bytes_max or not (is_whole or {offset for offset, _ in segments} <= set(offsets)):
-        raise InvalidArgument(
-            f"buffer of part {part.index}: arrays are {widths} bytes wide, expected one of {part.bytes_max}, "
-            f"or one per segment (or finer): {[length for _, length in segments]}"
-        )
-    return arrays, tuple(zip(offsets[:-1], widths, strict=True))
 
 
 _executor: ThreadPoolExecutor | None = None

@@ -51,15 +51,12 @@ def _verified(bench: Bench, client: Client, source: prompt.Array, into: prompt.A
 
 
 def _layered(bench: Bench, client: Client, source: prompt.Array, into: prompt.Array) -> Row:
-    namespace = client.open(prompt.layer_major("host-layered"))
-    parts = namespace.namespace.layout.parts
-    split = parts[0].bytes_max
-    stored = Prompt.draw(namespace, BLOCKS, seed=1)
-    stored.store({0: source[:, :split], 1: source[:, split:]}, retention_class=HOST_ONLY)
-    layers = {part.index: prompt.layer_buffers(BLOCKS, part) for part in parts}
+    stored = Prompt.draw(client.open(prompt.layer_major("host-layered")), BLOCKS, seed=1)
+    stored.store(source, retention_class=HOST_ONLY)
+    layers = prompt.layer_buffers(BLOCKS)
     timings = bench.alternate(
         "host_hit_layered",
         hit=lambda: timed(lambda: stored.fetch(layers, verify=False)),
         copy=lambda: timed(lambda: copy_blocks(source, into)),
     )
-    return timings.row(rows.HOST_HIT_LAYERED, "hit", "copy", note="two parts of 6 and 5 layer ranges")
+    return timings.row(rows.HOST_HIT_LAYERED, "hit", "copy", note="three segments in 11 layer ranges")

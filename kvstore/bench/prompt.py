@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,16 +33,14 @@ def block_major(name: str) -> Namespace:
 
 
 def layer_major(name: str) -> Namespace:
-    """Return a namespace whose blocks come in 11 layer ranges.
-
-    A part has at most 8 segments, so there are two parts, as from two pipeline stages, of 6 and 5 ranges.
-    """
+    """Return a namespace whose blocks come in three segments, which layer ranges cut finer."""
     length, layers = BLOCK_BYTES // LAYER_RANGES, LAYERS // LAYER_RANGES
-    parts = []
-    for index, (first, count) in enumerate(((0, 6), (6, LAYER_RANGES - 6))):
-        table = tuple(Segment((first + i) * layers, layers, i * length, length) for i in range(count))
-        parts.append(Part(index, "kv", f"stage-{index}", count * length, table))
-    layout = Layout("bench", (CacheGroup("kv"),), tuple(parts)).checked()
+    edges = (0, 4, 8, LAYER_RANGES)
+    table = tuple(
+        Segment(first * layers, (end - first) * layers, first * length, (end - first) * length)
+        for first, end in itertools.pairwise(edges)
+    )
+    layout = Layout("bench", (CacheGroup("kv"),), (Part(0, "kv", "all", BLOCK_BYTES, table),)).checked()
     return Namespace(model=f"bench-{name}", weights="none", layout=layout, block_tokens=BLOCK_TOKENS)
 
 
@@ -109,6 +108,6 @@ class Prompt:
         return fetched
 
 
-def layer_buffers(blocks: int, part: Part) -> list[Array]:
-    """Return one warm array per layer range of a part. Shapes: [blocks, segment.length] each."""
-    return [warm_buffer(blocks, segment.length) for segment in part.segments]
+def layer_buffers(blocks: int) -> list[Array]:
+    """Return one warm array per layer range. Shapes: [blocks, BLOCK_BYTES / LAYER_RANGES] each."""
+    return [warm_buffer(blocks, BLOCK_BYTES // LAYER_RANGES) for _ in range(LAYER_RANGES)]

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
-import xxhash
 
 from kvstore.api import PartBlocks, U32Array
-from kvstore.copying import Buffer, Bytes
 from kvstore.errors import InvalidArgument
 from kvstore.layout import Layout, Part
+from kvstore.rows import Buffer, Bytes, checked_arrays
 
 Buffers = Buffer | Mapping[int, Buffer]
 """One part's buffer, or a mapping of part index -> buffer."""
 Lengths = Sequence[int] | U32Array | Mapping[int, Sequence[int] | U32Array]
-
-# The stub knows no numpy; any contiguous buffer will do.
-_digest = cast("Callable[[Bytes], bytes]", xxhash.xxh3_128_digest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,28 +47,6 @@ def by_part(layout: Layout, buffers: Buffers, parts: Sequence[int]) -> dict[int,
     return named
 
 
-def check_rows(part: Part, buffer: Buffer, count: int, *, writing: bool) -> None:
-    """Check that a buffer has at least `count` rows of the part's size.
-
-    Errors: InvalidArgument naming what was expected.
-    """
-    arrays = arrays_of(buffer)
-    is_whole = isinstance(buffer, np.ndarray)
-    widths = [part.bytes_max] if is_whole else [segment.length for segment in part.segments]
-    if len(arrays) != len(widths):
-        raise InvalidArgument(
-            f"buffer of part {part.index}: {len(arrays)} arrays, one per segment makes {len(widths)}"
-        )
-    for array, width in zip(arrays, widths, strict=True):
-        if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != width or len(array) < count:
-            raise InvalidArgument(
-                f"buffer of part {part.index}: expected uint8 [>= {count}, {width}], "
-                f"got {array.dtype} {list(array.shape)}"
-            )
-        if writing and not array.flags.writeable:
-            raise InvalidArgument(f"buffer of part {part.index}: is read-only")
-
-
 def arrays_of(buffer: Buffer) -> list[Bytes]:
     """Return the arrays a buffer consists of."""
     return [buffer] if isinstance(buffer, np.ndarray) else list(buffer)
@@ -91,21 +64,15 @@ def rows_of(buffer: Buffer, start: int, stop: int) -> Buffer:
     return [array[start:stop] for array in buffer]
 
 
-def segments_of(part: Part, buffer: Buffer, row: int, length: int) -> list[Bytes]:
-    """Return one view per segment of a block; those behind the end of its record (`length`) are empty."""
-    views = []
-    for index, segment in enumerate(part.segments):
-        inside = max(0, min(segment.length, length - segment.offset))
-        if isinstance(buffer, np.ndarray):
-            views.append(buffer[row, segment.offset : segment.offset + inside])
-        else:
-            views.append(buffer[index][row, :inside])
+def pieces_of(buffer: Buffer, row: int, length: int) -> list[Bytes]:
+    """Return a block's record of so many bytes as views in order, one for each array that it reaches into."""
+    views: list[Bytes] = []
+    for array in arrays_of(buffer):
+        if length <= 0:
+            break
+        views.append(array[row, :length])
+        length -= array.shape[1]
     return views
-
-
-def digest_of(views: Sequence[Bytes]) -> bytes:
-    """Return the packed digests of a block's segments."""
-    return b"".join(_digest(np.ascontiguousarray(view)) for view in views)
 
 
 def chunks_of(views: Sequence[Bytes], limit: int) -> Iterator[tuple[int, bytes]]:
@@ -135,7 +102,7 @@ def sources_of(
         if blocks.part in found:
             raise InvalidArgument(f"put: part {blocks.part} is named twice; one stretch of a part per put")
         part = layout.parts[blocks.part]
-        check_rows(part, buffers[blocks.part], blocks.count, writing=False)
+        checked_arrays(part, buffers[blocks.part], count=blocks.count, writing=False)
         given = lengths.get(blocks.part) if isinstance(lengths, Mapping) else lengths
         found[blocks.part] = Source(blocks, buffers[blocks.part], _lengths_of(part, blocks.count, given))
     return found

@@ -9,13 +9,13 @@ import grpc
 import numpy as np
 
 from kvstore.api import CommitAnswer, PartDigests, Progress, ReserveRequest
-from kvstore.client.buffers import Source, chunks_of, digest_of, segments_of
+from kvstore.client.buffers import Source, chunks_of, pieces_of, rows_of
 from kvstore.client.deadline import Deadline
 from kvstore.client.delivery import Delivery
 from kvstore.client.link import Link
-from kvstore.copying import Buffer
 from kvstore.errors import TierUnavailable
 from kvstore.layout import Layout, Part
+from kvstore.rows import Buffer, digest_rows
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.rpc.wire import (
     commit_answer_from_wire,
@@ -138,8 +138,8 @@ class _Receiver:
             )
         # Outside of the buffers' rows nothing was asked for; the lease may be longer than the fetch.
         if self._delivery.first <= chunk.block < self._delivery.limit:
-            part, row = self._layout.parts[chunk.part], chunk.block - self._delivery.first
-            _place(part, self._into[chunk.part], chunk, row, awaited.length)
+            row = chunk.block - self._delivery.first
+            _place(self._into[chunk.part], chunk, row, awaited.length)
         if awaited.received == awaited.length:
             del self._awaited[chunk.part, chunk.block]
             self._finish(chunk.part, chunk.block, awaited)
@@ -148,17 +148,17 @@ class _Receiver:
         if not self._delivery.first <= block < self._delivery.limit:
             return
         row = block - self._delivery.first
-        views = segments_of(self._layout.parts[index], self._into[index], row, awaited.length)
-        if self._verify and digest_of(views) != awaited.digests:
+        block_rows, lengths = rows_of(self._into[index], row, row + 1), np.array([awaited.length], np.uint32)
+        if self._verify and digest_rows(self._layout.parts[index], block_rows, lengths) != awaited.digests:
             self._delivery.cut(block, MissReason.CORRUPT)
         else:
             self._delivery.arrive(index, block, block + 1)
 
 
-def _place(part: Part, buffer: Buffer, chunk: pb.FetchReply.Chunk, row: int, length: int) -> None:
+def _place(buffer: Buffer, chunk: pb.FetchReply.Chunk, row: int, length: int) -> None:
     data, offset = np.frombuffer(chunk.data, dtype=np.uint8), chunk.offset
     position = 0
-    for view in segments_of(part, buffer, row, length):
+    for view in pieces_of(buffer, row, length):
         start = max(0, offset - position)
         count = min(len(view) - start, len(data))
         if count > 0:
@@ -199,11 +199,8 @@ def put_framed(
 
 
 def _digests(part: Part, source: Source) -> PartDigests:
-    found = [
-        digest_of(segments_of(part, source.buffer, row, length))
-        for row, length in enumerate(source.lengths.tolist())
-    ]
-    return PartDigests(part.index, source.blocks.first, u32_to_wire(source.lengths), b"".join(found))
+    digests = digest_rows(part, source.buffer, source.lengths)
+    return PartDigests(part.index, source.blocks.first, u32_to_wire(source.lengths), digests)
 
 
 def _messages(
@@ -214,6 +211,6 @@ def _messages(
         part = layout.parts[source.blocks.part]
         for row, length in enumerate(source.lengths.tolist()):
             block = source.blocks.first + row
-            for offset, data in chunks_of(segments_of(part, source.buffer, row, length), chunk_bytes):
+            for offset, data in chunks_of(pieces_of(source.buffer, row, length), chunk_bytes):
                 chunk = pb.PutRequest.Chunk(part=part.index, block=block, offset=offset, data=data)
                 yield pb.PutRequest(chunk=chunk)

@@ -14,9 +14,10 @@ from kvstore.client.delivery import Delivery
 from kvstore.client.link import Link
 from kvstore.client.loading import lost
 from kvstore.client.results import Match
-from kvstore.copying import Buffer, copy_in, copy_out
+from kvstore.copying import copy_in, copy_out
 from kvstore.errors import DeadlineExceeded, InvalidArgument, TierUnavailable
 from kvstore.layout import Layout, Part
+from kvstore.rows import Buffer
 
 STEP_BYTES = 256 << 20
 """Between two steps of a copy the deadline is looked at."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvstore.api import MatchAnswer, MatchRequest, Progress, TierRun
-from kvstore.client.buffers import Buffers, by_part, check_rows, rows_in
+from kvstore.client.buffers import Buffers, by_part, rows_in
 from kvstore.client.deadline import Deadline
 from kvstore.client.delivery import Delivery
 from kvstore.client.fallback import fall_back, readable
@@ -19,9 +19,9 @@ from kvstore.client.mapped import fetch_mapped
 from kvstore.client.results import Fetched, Match
 from kvstore.client.session import Outcome
 from kvstore.client.ticket import Ticket
-from kvstore.copying import Buffer
 from kvstore.errors import InvalidArgument, KVStoreError, TierUnavailable
 from kvstore.layout import Layout
+from kvstore.rows import Buffer, checked_arrays
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.rpc.wire import Release, match_answer_from_wire, match_to_wire
 from kvstore.types import HASH_BYTES, MissReason, ReleaseOutcome, key_count
@@ -137,7 +137,7 @@ def fetch(
     end = found.blocks if blocks is None else min(first + blocks, found.blocks)
     wanted = max(0, end - first)
     for index, buffer in buffers.items():
-        check_rows(layout.parts[index], buffer, wanted, writing=True)
+        checked_arrays(layout.parts[index], buffer, count=wanted, writing=True)
     if not wanted or not found.lease:
         return Fetched(0, found.reason, deadline.spent())
     delivery = Delivery(layout, buffers, end, first=first)

@@ -42,6 +42,7 @@ def _steps_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the small blocks of these tests be split as large ones are."""
     monkeypatch.setattr(copying, "SPLIT_BYTES_MIN", 1)
     monkeypatch.setattr(copying, "LAYERED_BYTES", 3 * PAGE_BYTES)
+    monkeypatch.setattr(copying, "LAYERED_CHECKED_BYTES", 2 * PAGE_BYTES)
 
 
 def part_of(widths: list[int]) -> Part:
@@ -249,7 +250,7 @@ def test_wrong_shapes_are_refused(arena: Arena, verify: bool) -> None:
     part = part_of([300, 200])
     stored = Stored.put(arena, part, slots_in(arena, part, [0, 1]))
     wrong: list[Buffer] = [
-        np.zeros((3, 500), np.uint8),
+        np.zeros((1, 500), np.uint8),
         np.zeros((2, 499), np.uint8),
         np.zeros((2, 500), np.float32),
         np.zeros(1000, np.uint8),
@@ -261,6 +262,10 @@ def test_wrong_shapes_are_refused(arena: Arena, verify: bool) -> None:
     for buffer in wrong:
         with pytest.raises(InvalidArgument, match="buffer of part 0"):
             stored.read(buffer, verify=verify)
+    longer = np.zeros((3, 500), np.uint8)
+    assert stored.read(longer, verify=verify) == CopiedOut(2)
+    assert (longer[:2] == stored.payload).all()
+    assert not longer[2].any()
     frozen = stored.buffer()
     frozen.flags.writeable = False
     with pytest.raises(InvalidArgument, match="destination is read-only"):

@@ -12,7 +12,7 @@ from kvstore.api import OutcomeRun, PartBlocks
 from kvstore.client import Client, ClientLimits, Ticket, TlsFiles, Transport
 from kvstore.client.alarms import Alarms
 from kvstore.client.breaker import Breaker
-from kvstore.client.buffers import by_part, chunks_of, segments_of, sources_of
+from kvstore.client.buffers import by_part, chunks_of, pieces_of, sources_of
 from kvstore.client.delivery import Delivery
 from kvstore.client.results import final_outcomes
 from kvstore.clock import ManualClock, SystemClock
@@ -181,15 +181,18 @@ def test_a_commit_speaks_of_all_blocks_or_of_the_reserved_ones(
     assert final_outcomes(runs(reserved), runs(committed)) == tuple(runs(final))
 
 
-def test_segments_of_a_short_record_end_early() -> None:
+def test_pieces_of_a_short_record_end_early() -> None:
     buffer = np.arange(20, dtype=np.uint8).reshape(2, 10)
-    assert [v.tolist() for v in segments_of(TWO.parts[0], buffer, 1, 7)] == [[10, 11, 12, 13, 14, 15], [16]]
-    assert [v.tolist() for v in segments_of(TWO.parts[0], buffer, 0, 2)] == [[0, 1], []]
+    assert [v.tolist() for v in pieces_of(buffer, 1, 7)] == [[10, 11, 12, 13, 14, 15, 16]]
+    columns = [buffer[:, :6], buffer[:, 6:9], buffer[:, 9:]]
+    assert [v.tolist() for v in pieces_of(columns, 1, 7)] == [[10, 11, 12, 13, 14, 15], [16]]
+    assert [v.tolist() for v in pieces_of(columns, 0, 2)] == [[0, 1]]
+    assert pieces_of(columns, 0, 0) == []
 
 
 def test_chunks_cover_a_record_in_order() -> None:
-    views = segments_of(TWO.parts[0], np.arange(10, dtype=np.uint8).reshape(1, 10), 0, 9)
-    assert list(chunks_of(views, 4)) == [
+    row = np.arange(10, dtype=np.uint8).reshape(1, 10)
+    assert list(chunks_of(pieces_of([row[:, :6], row[:, 6:]], 0, 9), 4)) == [
         (0, b"\0\1\2\3"), (4, b"\4\5"), (6, b"\6\7\x08"),
     ]  # fmt: skip
 
