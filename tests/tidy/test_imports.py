@@ -28,6 +28,8 @@ MAY_IMPORT: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (RPC, FOUNDATION + RPC),
     (CLIENT, FOUNDATION + RPC + CLIENT),
     (TIERS, FOUNDATION + OPERATION + TIERS),
+    # It plays with a whole daemon.
+    (("kvstore.testing.adapter_suite",), ("kvstore",)),
     (("kvstore.testing",), (*FOUNDATION, "kvstore.tiers.base", "kvstore.testing")),
     (CORE, (*FOUNDATION, "kvstore.tiers.base", *CORE)),
     (SERVICE, FOUNDATION + OPERATION + RPC + TIERS + CORE + SERVICE),
@@ -54,6 +56,8 @@ CONFINED: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("prometheus_client",), (*OPERATION, *SERVICE)),
 )
 FOREIGN_ENGINES = ("vllm", "sglang", "lmcache", "transformers")
+DRIVERS = ("kvstore.bench.vllm_engine",)
+"""Scripts that run an engine as its users do, in the engine's environment; nobody imports them."""
 
 
 def part_of(module: str) -> tuple[str, ...] | None:
@@ -123,11 +127,22 @@ def test_packages_stay_in_their_place() -> None:
 
 @pytest.mark.parametrize("engine", FOREIGN_ENGINES)
 def test_a_foreign_engine_is_imported_in_one_file(engine: str) -> None:
-    found = importers_of(engine, product_sources())
+    sources = [source for source in product_sources() if not within(source.module, DRIVERS)]
+    found = importers_of(engine, sources)
     assert len(found) <= 1, report(f"{engine} is imported in more than one file:", found)
     assert all(path.startswith("engine_adapters/") for path in found), report(
         f"{engine} is imported by", found
     )
+
+
+def test_nobody_imports_a_driver() -> None:
+    found = [
+        f"{source.path}:{item.line}: imports {item.target}"
+        for source in product_sources()
+        for item in imports(source)
+        if within(item.target, DRIVERS)
+    ]
+    assert not found, report("a driver runs in its engine's environment only:", found)
 
 
 OURS = frozenset(

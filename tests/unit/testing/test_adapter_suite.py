@@ -1,0 +1,266 @@
+"""The suite for engine adapters can fail: each scenario finds an adapter that is broken in its way."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvstore.client import Client, Fetched, Match, Put, Ticket
+from kvstore.layout import Layout
+from kvstore.namespace import Namespace
+from kvstore.testing.adapter_suite import AdapterSuite, Engine, Sizes, Stage
+from kvstore.testing.adapter_suite.daemon import TriedDaemon
+from kvstore.testing.adapter_suite.harness import Answer
+from kvstore.testing.adapter_suite.toy import VOCABULARY, Kv, ToyEngine, ToyRank
+from kvstore.types import BlockHash, MissReason
+
+SIZES = Sizes(
+    vocabulary=VOCABULARY,
+    prompt_tokens=100,
+    block_tokens=16,
+    full_hit_tokens=96,
+    arena_bytes=16 << 20,
+    short_patience_seconds=0.5,
+    settle_seconds=2.0,
+)
+_casts = itertools.count()
+Scenario = Callable[..., None]
+Case = tuple[Scenario, tuple[object, ...], type[ToyEngine], str]
+"""A scenario, its parameters, who fails it, and the complaint."""
+
+
+class NeverLoads(ToyEngine):
+    """Saves and never looks."""
+
+    def resume(self, prompt: Sequence[int]) -> tuple[Kv, dict[str, int], tuple[str, ...]]:
+        _, _, reasons = super().resume(prompt[:17])
+        return self.model.extend(np.empty((0, 64), np.uint8), ()), {}, reasons or ("never_stored",)
+
+
+class Boasts(ToyEngine):
+    """Reports what was matched as hits; to the daemon it says that it used nothing."""
+
+    class Rank(ToyRank):
+        def release(self, match: Match, used: int) -> None:
+            super().release(match, 0)
+
+    rank_kind = Rank
+
+
+class SaysNoReason(ToyEngine):
+    """Keeps to itself why a hit is short."""
+
+    def generate(self, prompt: Sequence[int], new_tokens: int) -> Answer:
+        answer = super().generate(prompt, new_tokens)
+        return Answer(ids=answer.ids, hit_tokens=answer.hit_tokens)
+
+
+class NamedByProcess(ToyEngine):
+    """Names blocks by something that no other process has."""
+
+    def named(self, weights: str, layout: Layout, block_tokens: int) -> Namespace:
+        return super().named(f"{weights} {id(self)}", layout, block_tokens)
+
+
+class NamedByShape(ToyEngine):
+    """Leaves the weights out of the name."""
+
+    def named(self, weights: str, layout: Layout, block_tokens: int) -> Namespace:
+        return super().named(weights.removesuffix(" other"), layout, block_tokens)
+
+
+class FailsWithTheStore(ToyEngine):
+    """Lets the store's absence fail a request."""
+
+    class Rank(ToyRank):
+        def match(self, keys: bytes, owner: str) -> Match:
+            match = super().match(keys, owner)
+            fail(match.reason)
+            return match
+
+        def put(self, parent: BlockHash, keys: bytes, rows: Kv, put_id: bytes) -> Put:
+            put = super().put(parent, keys, rows, put_id)
+            fail(put.reason)
+            return put
+
+    rank_kind = Rank
+
+
+def fail(reason: MissReason | None) -> None:
+    if reason in (MissReason.DAEMON_GONE, MissReason.DEADLINE, MissReason.BREAKER_OPEN):
+        raise ConnectionError(reason)
+
+
+class ChecksNothing(ToyEngine):
+    """Turns the digests off."""
+
+    class Rank(ToyRank):
+        def fetch(self, match: Match, into: Kv, blocks: int) -> Ticket[Fetched]:
+            wait = self.patience_seconds
+            return self.space.submit_fetch(match, into, blocks=blocks, deadline_seconds=wait, verify=False)
+
+    rank_kind = Rank
+
+
+class TrustsThePlan(ToyEngine):
+    """Takes what was matched for what came."""
+
+    class Rank(ToyRank):
+        planned = 0
+
+        def fetch(self, match: Match, into: Kv, blocks: int) -> Ticket[Fetched]:
+            self.planned = blocks
+            into.fill(0xEE)  # else memory that this process used before may hold the right bytes by chance
+            return super().fetch(match, into, blocks)
+
+    rank_kind = Rank
+
+    def agreed(self, fetched: Sequence[Fetched]) -> int:
+        return max(rank.planned for rank in self.ranks if isinstance(rank, self.Rank))
+
+
+class WaitsForever(ToyEngine):
+    """Has no deadlines."""
+
+    class Rank(ToyRank):
+        def __init__(self, client: Client, namespace: Namespace, rank: int, patience_seconds: float) -> None:
+            super().__init__(client, namespace, rank, 3600.0)
+
+    rank_kind = Rank
+
+
+class NeverReleases(ToyEngine):
+    """Leaves its leases to their deadlines."""
+
+    class Rank(ToyRank):
+        def release(self, match: Match, used: int) -> None:
+            pass
+
+    rank_kind = Rank
+
+
+class PutsForOthers(ToyEngine):
+    """Its first rank brings all parts of a block, though it has one of them."""
+
+    class Rank(ToyRank):
+        def put(self, parent: BlockHash, keys: bytes, rows: Kv, put_id: bytes) -> Put:
+            if self.part.index:
+                return super().put(parent, keys, rows, put_id)
+            everybody = {0: rows, 1: np.zeros_like(rows)}
+            return self.space.put(parent, keys, everybody, put_id=put_id, deadline_seconds=1.0)
+
+    rank_kind = Rank
+
+
+class EachForItself(ToyEngine):
+    """Believes the rank that has most."""
+
+    def agreed(self, fetched: Sequence[Fetched]) -> int:
+        return max(result.blocks for result in fetched)
+
+
+FRESH = AdapterSuite.test_a_fresh_process_hits_and_counts_what_was_delivered
+TWO = AdapterSuite.test_two_engines_share_a_daemon
+OTHER = AdapterSuite.test_another_model_never_hits
+NOBODY = AdapterSuite.test_without_a_daemon_it_computes
+ROT = AdapterSuite.test_bytes_that_rot_in_host_memory_are_no_hit
+FAILED_LOAD = AdapterSuite.test_a_load_that_fails_is_a_shorter_hit
+LATE = AdapterSuite.test_what_comes_too_late_is_a_miss
+LOADING = AdapterSuite.test_a_daemon_fails_in_the_middle_of_a_load
+SAVING = AdapterSuite.test_a_daemon_fails_while_it_is_given_blocks
+HUNG = AdapterSuite.test_a_daemon_that_hangs_from_the_start_is_a_miss
+CANCELLED = AdapterSuite.test_a_cancelled_request_holds_nothing
+RANK_MISSING = AdapterSuite.test_a_rank_that_never_saves_hides_the_blocks
+RANK_SHORT = AdapterSuite.test_a_rank_that_loads_less_decides_for_all
+
+OTHER_IDS, NO_REASON = "differs from the one without a store", "needs a reason"
+FAILED, TOO_LONG, HELD = "the request failed", "no answer within", "none of kvstore_leases"
+FAILS: tuple[Case, ...] = (
+    (FRESH, (), NeverLoads, "a full hit from host"),
+    (FRESH, (), SaysNoReason, NO_REASON),
+    (TWO, (), NamedByProcess, "stored by the other"),
+    (OTHER, (), NamedByShape, OTHER_IDS),
+    (NOBODY, (), FailsWithTheStore, FAILED),
+    (ROT, (0,), ChecksNothing, OTHER_IDS),
+    (ROT, (2,), TrustsThePlan, OTHER_IDS),
+    (FAILED_LOAD, (2,), TrustsThePlan, OTHER_IDS),
+    (LATE, ("progress",), TrustsThePlan, OTHER_IDS),
+    (SAVING, ("hung",), FailsWithTheStore, FAILED),
+    (HUNG, (), FailsWithTheStore, FAILED),
+    (RANK_MISSING, (), PutsForOthers, OTHER_IDS),
+    (RANK_SHORT, (), EachForItself, OTHER_IDS),
+)
+# These wait for what must not come, or for a daemon that starts again.
+FAILS_SLOWLY: tuple[Case, ...] = (
+    (FRESH, (), Boasts, "are counted as delivered"),
+    (LATE, ("match",), WaitsForever, TOO_LONG),
+    (LATE, ("progress",), NeverReleases, HELD),
+    (LOADING, ("killed",), TrustsThePlan, OTHER_IDS),
+    (LOADING, ("restarted",), TrustsThePlan, OTHER_IDS),
+    (LOADING, ("hung",), WaitsForever, TOO_LONG),
+    (SAVING, ("killed",), FailsWithTheStore, FAILED),
+    (HUNG, (), WaitsForever, TOO_LONG),
+    (CANCELLED, (), NeverReleases, HELD),
+)
+
+
+def play(daemon: TriedDaemon, sizes: Sizes, kind: type[ToyEngine], scenario: Scenario, *how: object) -> None:
+    """Play one scenario with engines of one kind; no two casts share blocks."""
+    name = f"{os.getpid()} {next(_casts)}"
+    suite = AdapterSuite()
+    suite.sizes, suite.ranks = sizes, 2 if scenario in (RANK_MISSING, RANK_SHORT) else 1
+
+    def start(address: str | None, *, patience_seconds: float, other_model: bool) -> Engine:
+        weights = f"{name} other" if other_model else name
+        return kind(address, patience_seconds=patience_seconds, weights=weights, ranks=suite.ranks)
+
+    try:
+        with Stage(daemon, start, sizes) as stage:
+            scenario(suite, stage, *how)
+    finally:
+        daemon.recover()
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[TriedDaemon]:
+    with TriedDaemon(arena_bytes=SIZES.arena_bytes) as running:
+        yield running
+
+
+def told(case: Case) -> str:
+    scenario, how, kind, _ = case
+    return "-".join([kind.__name__, scenario.__name__.removeprefix("test_"), *map(str, how)])
+
+
+def check(daemon: TriedDaemon, case: Case) -> None:
+    scenario, how, kind, complaint = case
+    # Who waits forever need not be waited for.
+    sizes = replace(SIZES, answer_seconds_max=4.0) if kind is WaitsForever else SIZES
+    with pytest.raises(AssertionError, match=complaint):
+        play(daemon, sizes, kind, scenario, *how)
+
+
+@pytest.mark.parametrize("case", FAILS, ids=told)
+def test_a_broken_adapter_fails(daemon: TriedDaemon, case: Case) -> None:
+    check(daemon, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FAILS_SLOWLY, ids=told)
+def test_a_broken_adapter_fails_after_a_while(daemon: TriedDaemon, case: Case) -> None:
+    check(daemon, case)
+
+
+@pytest.mark.parametrize("scenario", [RANK_MISSING, RANK_SHORT, CANCELLED], ids=lambda s: s.__name__)
+def test_a_sound_adapter_passes(daemon: TriedDaemon, scenario: Scenario) -> None:
+    play(daemon, SIZES, ToyEngine, scenario)
+
+
+def test_every_scenario_finds_somebody() -> None:
+    found = {scenario.__name__ for scenario, _, _, _ in FAILS + FAILS_SLOWLY}
+    assert found == {name for name in vars(AdapterSuite) if name.startswith("test_")}
