@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kvstore.core.oversight import Oversight
 from kvstore.core.sweep import Comparison, Effect, Forecast, Pause, no_pause, sweep
-from kvstore.retention import ClassTable
+from kvstore.retention import ClassTable, RetentionClass
+from kvstore.types import Tier
 
 
 class Administration(Oversight):
@@ -34,6 +35,13 @@ class Administration(Oversight):
             comparison = Comparison(self._retention.table, table, now=self._retention.now())
         sweep(self._lock, self._catalog, comparison.visit, pause=pause)
         return comparison.effect
+
+    def over_quota(self, wanted: RetentionClass) -> dict[Tier, int]:
+        """Return by how many bytes a class is above what a quota would allow, by tier: those would leave."""
+        with self._lock:
+            held = self._catalog.quotas.held_bytes(wanted.name)
+        quota = wanted.quota_bytes
+        return {tier: max(0, size - quota) if quota else 0 for tier, size in held.items()}
 
     def forecast(self, *, hours: int, pause: Pause = no_pause) -> Forecast:
         """Count what expires in each of the next hours if nothing is touched again."""

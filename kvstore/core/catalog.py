@@ -18,6 +18,7 @@ from kvstore.core.index import RunIndex
 from kvstore.core.ledger import DepartedLedger
 from kvstore.core.loose import LooseIndex
 from kvstore.core.plan import Plan
+from kvstore.core.quotas import NOBODY, Quotas
 from kvstore.core.retention import Retention, Touch
 from kvstore.core.room import Room
 from kvstore.core.segments import Segment, SegmentTable
@@ -83,7 +84,8 @@ class Catalog:
         self.plan = plan
         self.segments = SegmentTable()
         self.namespaces: dict[Fingerprint, NamespaceState] = {}
-        self._room = Room(self)
+        self.room = Room(self)
+        self.quotas = Quotas(self, total_pages=memory.total_pages)
         self.partial: dict[Frame, None] = {}
         """Frames on SSD of which some blocks have left the index: a restart would bring those back."""
         self.written_until = 0.0
@@ -174,18 +176,24 @@ class Catalog:
 
     # Host slots
 
-    def allocate(self, count: int, part: Part) -> U32Array:
-        """Hand out up to `count` slots for a part, evicting what has to go; fewer when the rest is held.
+    def allocate(self, count: int, part: Part, *, by: str = NOBODY) -> U32Array:
+        """Hand out up to `count` slots for a part to a class, evicting what has to go; fewer when the rest is
+        held, or the class is full.
 
         Shapes: u32[<= count].
         """
-        return self._room.allocate(count, part)
+        stride = part.stride_pages
+        slots = self.room.allocate(self.quotas.admit(count, stride_pages=stride, name=by), part)
+        self.quotas.charge(slots, stride_pages=stride, name=by)
+        return slots
 
     def free_slots(self, slots: U32Array) -> None:
-        """Give slots back; their generations move on, so that a late reader notices."""
+        """Give slots of one size back; their generations move on, so that a late reader notices."""
         if len(slots):
             self.memory.generations[slots] += 1
+            before = self.slabs.used_pages
             self.slabs.free(slots)
+            self.quotas.give_back(slots, stride_pages=(before - self.slabs.used_pages) // len(slots))
 
     def free_blocks(self, frame: Frame, blocks: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
         if frame.host is None:

@@ -49,6 +49,7 @@ class Housekeeping:
         self._putting.expire(monotonic=monotonic)
         self._putting.sweep_quarantine()
         self._sweep_nodes(now)
+        self._catalog.quotas.shrink()
         self._retry(monotonic)
         if monotonic >= self._segments_due:
             self._segments_due = monotonic + SEGMENTS_EVERY_SECONDS

@@ -197,7 +197,7 @@ class Loads:
     def _allocate(self, load: Load) -> bool:
         slots: list[U32Array] = []
         for part in load.frame.parts:
-            slots.append(self._catalog.allocate(load.count, part))
+            slots.append(self._catalog.allocate(load.count, part, by=load.frame.retention_class))
             if len(slots[-1]) < load.count:
                 for taken in slots:
                     self._catalog.free_slots(taken)

@@ -160,7 +160,7 @@ class Putting:
     def _allocate(self, put: PendingPut, fresh: list[PutPart], *, room: int) -> None:
         for part in fresh:
             places = np.flatnonzero(part.mask[:room])
-            slots = self._catalog.allocate(len(places), part.data.part)
+            slots = self._catalog.allocate(len(places), part.data.part, by=put.retention_class)
             part.data.slots[places[: len(slots)]] = slots
             if len(slots) < len(places):
                 room = min(room, int(places[len(slots)]))

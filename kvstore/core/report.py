@@ -158,7 +158,9 @@ def _class_row(catalog: Catalog, name: str, sums: dict[str, float]) -> dict[str,
         "ttl_seconds": held_by.ttl_seconds,
         "mode": str(held_by.mode),
         "lowest_tier": str(held_by.lowest_tier),
+        "quota_bytes": held_by.quota_bytes,
     }
+    fixed |= {f"quota_{tier}_bytes": held for tier, held in catalog.quotas.held_bytes(name).items()}
     return {**fixed, **{key: int(sums[key]) for key in ("blocks", "host_bytes", "ssd_bytes")}}
 
 

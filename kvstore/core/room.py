@@ -43,12 +43,12 @@ class Room:
         slabs = self._catalog.slabs
         before = slabs.used_pages
         for node in self._catalog.policy.victims():
-            self._evict_from(node, pages - (before - slabs.used_pages))
+            self.evict_from(node, pages - (before - slabs.used_pages))
             if before - slabs.used_pages >= pages:
                 return True
         return before > slabs.used_pages
 
-    def _evict_from(self, node: Node, pages: int) -> None:
+    def evict_from(self, node: Node, pages: int) -> None:
         """Take up to so many pages from a node's tail. What lies in host alone must be a leaf."""
         catalog, offset = self._catalog, node.count
         for piece in reversed(list(node.slices)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from kvstore.core.frames import Frame
@@ -14,12 +15,13 @@ RELEASED_MAX = 4096
 class Segment:
     """The living frames of one segment file and, per class, the latest touch of any of them."""
 
-    __slots__ = ("bytes", "frames", "last_touch", "number", "touched")
+    __slots__ = ("bytes", "class_bytes", "frames", "last_touch", "number", "touched")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.frames: dict[Frame, None] = {}
         self.bytes = 0
+        self.class_bytes: defaultdict[str, int] = defaultdict(int)
         self.last_touch = 0.0
         self.touched: dict[str, float] = {}
 
@@ -41,6 +43,8 @@ class SegmentTable:
         self._segments: dict[int, Segment] = {}
         self._released: dict[int, None] = {}
         self.used_bytes = 0
+        self.class_bytes: defaultdict[str, int] = defaultdict(int)
+        """By the class that the frames were written for."""
 
     def place(self, frame: Frame, location: FrameLocation, *, retention_class: str, since: float) -> None:
         """Note that a frame is durable at `location`."""
@@ -49,6 +53,8 @@ class SegmentTable:
         segment.frames[frame] = None
         segment.bytes += location.length_bytes
         self.used_bytes += location.length_bytes
+        for count in (segment.class_bytes, self.class_bytes):
+            count[frame.retention_class] += location.length_bytes
         self.touch(frame, retention_class, since)
 
     def touch(self, frame: Frame, retention_class: str, since: float) -> None:
@@ -78,6 +84,8 @@ class SegmentTable:
         del segment.frames[frame]
         segment.bytes -= location.length_bytes
         self.used_bytes -= location.length_bytes
+        for count in (segment.class_bytes, self.class_bytes):
+            count[frame.retention_class] -= location.length_bytes
         frame.location = None
         if not segment.frames:
             del self._segments[segment.number]

@@ -64,12 +64,14 @@ class WriteBack:
                 break
             del self._queue[frame]
             self._make_room(size)
+            is_admitted = self._catalog.quotas.admit_write(frame, size)
             size = frame_bytes(frame)
-            if frame.dead or not frame.nodes or not frame.fully_resident():
+            if not is_admitted or frame.dead or not frame.nodes or not frame.fully_resident():
                 self._settle(frame, durable=False)
                 continue
             self._catalog.hold(frame, frame.count)
             self.in_flight_bytes += size
+            self._catalog.quotas.writing_bytes[frame.retention_class] += size
             self._has_progress |= not self._in_flight  # waiting begins with the first of them
             self._in_flight[frame] = None
             ready.append((frame, self._write(frame)))
@@ -128,6 +130,7 @@ class WriteBack:
     def finished(self, frame: Frame, size: int, result: WriteResult) -> None:
         """Note where a frame is durable, or that it was refused and stays in host memory alone."""
         self.in_flight_bytes -= size
+        self._catalog.quotas.writing_bytes[frame.retention_class] -= size
         self._in_flight.pop(frame, None)
         self._has_progress = True
         location = result.location

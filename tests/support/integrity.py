@@ -23,6 +23,7 @@ def check_integrity(ladder: Ladder) -> None:
             frames.update({id(p.frame): p.frame for p in node.slices})
     _check_slots(ladder, frames)
     _check_segments(ladder, frames)
+    _check_quotas(ladder)
 
 
 def _check_tree(state: NamespaceState) -> None:
@@ -98,3 +99,15 @@ def _check_segments(ladder: Ladder, frames: dict[int, Frame]) -> None:
     placed = {i for i, frame in frames.items() if frame.location is not None}
     assert listed == placed
     assert table.used_bytes == sum(segment.bytes for segment in table)
+
+
+def _check_quotas(ladder: Ladder) -> None:
+    catalog = ladder._catalog
+    assert sum(catalog.quotas.host_pages.values()) == catalog.slabs.used_pages
+    assert all(pages >= 0 for pages in catalog.quotas.host_pages.values())
+    classes: Counter[str] = Counter()
+    for segment in catalog.segments:
+        for frame in segment.frames:
+            assert frame.location is not None
+            classes[frame.retention_class] += frame.location.length_bytes
+    assert classes == +Counter(catalog.segments.class_bytes)
