@@ -1,0 +1,179 @@
+"""From a request to a sequence that can run: what is found where, and pages for what has to be loaded."""
+
+from __future__ import annotations
+
+from kvstore.api import TierRun
+from kvstore.client import Match
+from kvstore.client.namespace import OpenNamespace
+from kvstore.clock import Clock
+from kvstore.engine.costs import StepCosts
+from kvstore.engine.hbm import Claimed, Hbm, Held
+from kvstore.engine.loading import Loader
+from kvstore.engine.running import NOTHING, Running
+from kvstore.types import HASH_BYTES, BlockHash, PutOutcome, ReleaseOutcome, Tier
+
+SUFFIX_TOKENS_MIN = 16
+"""Rows that a hit leaves to compute. One to three rows run other kernels than a whole prompt and round
+differently; from four on they are equal bit for bit (float32, torch 2.13, AVX-512)."""
+MATCH_SECONDS = 0.020
+FETCH_SECONDS_MAX = 2.0
+FETCH_SECONDS_MIN = 0.05
+
+
+class Admission:
+    """Looks prefixes up and starts loads. Without a daemon (`store` None) only the pool is asked.
+
+    With `reuses` off nothing is: the rows of window layers are no part of a block, so that a prefix of a
+    model that has such layers cannot be resumed from its blocks alone.
+    """
+
+    def __init__(
+        self,
+        hbm: Hbm,
+        store: OpenNamespace | None,
+        loader: Loader | None,
+        costs: StepCosts,
+        clock: Clock,
+        *,
+        root: BlockHash,
+        block_tokens: int,
+        reuses: bool,
+        match_seconds: float = MATCH_SECONDS,
+    ) -> None:
+        self._hbm = hbm
+        self._store = store
+        self._loader = loader
+        self._costs = costs
+        self._clock = clock
+        self._root = root
+        self._block_tokens = block_tokens
+        self._reuses = reuses
+        self._match_seconds = match_seconds
+
+    def usable(self, one: Running) -> int:
+        """Return how many leading blocks of a sequence may come from somewhere else."""
+        return max(0, len(one.ids) - SUFFIX_TOKENS_MIN) // self._block_tokens if self._reuses else 0
+
+    def look_up(self, one: Running) -> None:
+        """Ask the daemon for what the pool lacks. It leases the prefix and starts to read it from SSD, while
+        the request still waits for its turn. Does not wait.
+        """
+        usable = one.keys_of(0, self.usable(one))
+        if self._store is None or not one.may_load or not usable:
+            return
+        if self._hbm.resident(usable) * HASH_BYTES < len(usable):
+            one.lookup = self._store.submit_match(
+                usable,
+                owner=one.request.name,
+                retention_class=one.request.retention_class,
+                deadline_seconds=self._match_seconds,
+            )
+
+    def admit(self, one: Running) -> bool:
+        """Hold what the pool has, and start to load what the daemon has beyond it.
+
+        False: it cannot run now, since somebody else fills the same blocks, or there is no room for them.
+        """
+        held = self._hbm.match(one.keys_of(0, self.usable(one)), retention_class=one.request.retention_class)
+        found = one.lookup.result() if one.lookup is not None else None
+        there = len(held.pages)
+        if found is not None and found.blocks > there:
+            claimed = self._claim(one, there, found.blocks)
+            if not isinstance(claimed, Claimed):
+                self._hbm.release(held, used=0)
+                return claimed is PutOutcome.DUPLICATE and self.admit(one)
+            self._start_load(one, found, there, claimed)
+        elif found is not None:
+            self._give_back(found)
+        one.lookup, one.asked = None, found is not None
+        one.held = held
+        one.computed = (
+            there + (len(one.loading_pages.pages) if one.loading_pages else 0)
+        ) * self._block_tokens
+        one.saved = max(there if found is None else 0, found.blocks if found else 0)
+        one.usage.add_hits([TierRun(Tier.HBM, there)] if there else [], block_tokens=self._block_tokens)
+        one.usage.reason = (found.reason if found is not None else held.reason) or one.usage.reason
+        return True
+
+    def _claim(self, one: Running, first: int, stop: int) -> Claimed | PutOutcome:
+        return self._hbm.claim(
+            one.parent(first, self._root),
+            one.keys_of(first, stop),
+            retention_class=one.request.retention_class,
+        )
+
+    def _start_load(self, one: Running, found: Match, first: int, claimed: Claimed) -> None:
+        assert self._loader is not None
+        recompute = self._costs.span(first * self._block_tokens, len(claimed.pages) * self._block_tokens)
+        seconds = min(FETCH_SECONDS_MAX, max(FETCH_SECONDS_MIN, recompute))
+        one.loading_pages = claimed
+        one.load = self._loader.start(found, first=first, pages=claimed.pages, seconds=seconds)
+
+    def settle(self, one: Running) -> bool:
+        """Take in a load that is over; say whether all of it came. What came of it is a prefix all the same,
+        and a sequence loads only once: what is missing is computed.
+        """
+        load, claimed = one.load, one.loading_pages
+        assert load is not None and load.result is not None and claimed is not None
+        result, whole = load.result, load.complete
+        if result.blocks:
+            self._hbm.publish(claimed, result.blocks)
+        else:
+            self._hbm.abandon(claimed)
+        one.load, one.loading_pages = None, None
+        self.extend(one, load.first + result.blocks)
+        if not whole:
+            one.computed = len(one.held.pages) * self._block_tokens
+        one.usage.add_hits(result.tiers, block_tokens=self._block_tokens)
+        one.usage.load_seconds += result.seconds
+        if not whole:
+            one.usage.fallbacks += 1
+            one.usage.reason = result.reason
+            one.may_load = False
+            one.saved = load.first + result.blocks
+        return whole
+
+    def extend(self, one: Running, blocks: int) -> None:
+        """Hold the first `blocks` blocks of a sequence, now that they are published."""
+        before, one.held = one.held, NOTHING
+        if blocks:
+            one.held = self._hbm.match(one.keys_of(0, blocks), retention_class=one.request.retention_class)
+        self._hbm.release(before)
+
+    def catch_up(self, one: Running) -> bool:
+        """Hold what others have published of a sequence's blocks since it was admitted; False: nothing that
+        it may use.
+        """
+        now = self._hbm.match(one.keys_of(0, self.usable(one)), retention_class=one.request.retention_class)
+        gained = len(now.pages) - len(one.held.pages)
+        if gained <= 0:
+            self._hbm.release(now, used=0)
+            return False
+        self._hbm.release(one.held)
+        one.held, one.computed = now, len(now.pages) * self._block_tokens
+        one.usage.add_hits([TierRun(Tier.HBM, gained)], block_tokens=self._block_tokens)
+        return True
+
+    def hold(self, one: Running) -> Held:
+        """Hold a sequence's published blocks once more, for somebody who outlives it."""
+        return self._hbm.match(
+            one.keys_of(0, len(one.held.pages)), retention_class=one.request.retention_class
+        )
+
+    def let_go(self, one: Running) -> None:
+        """Give back what a sequence holds; a load under way is waited for, since it writes into its pages."""
+        if one.load is not None:
+            one.load.wait_end(seconds=FETCH_SECONDS_MAX + MATCH_SECONDS)
+            self.settle(one)
+        if one.claimed is not None:
+            self._hbm.abandon(one.claimed)
+            one.claimed = None
+        if one.lookup is not None and one.lookup.poll():
+            self._give_back(one.lookup.result())
+        one.lookup = None
+        self._hbm.release(one.held)
+        one.held = NOTHING
+
+    def _give_back(self, found: Match) -> None:
+        if self._store is not None and found.lease:
+            self._store.release(found, used=0, outcome=ReleaseOutcome.UNUSED)

@@ -1,0 +1,94 @@
+"""An engine from its pieces: model file, pool, hbm tier, the daemon if there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from kvstore.client import Client
+from kvstore.clock import Clock, SystemClock
+from kvstore.engine.admission import MATCH_SECONDS
+from kvstore.engine.config import ModelConfig
+from kvstore.engine.costs import StepCosts, calibrate
+from kvstore.engine.engine import Engine
+from kvstore.engine.hbm import Hbm
+from kvstore.engine.identity import namespace_of
+from kvstore.engine.model import Model
+from kvstore.engine.pool import KvPool, pages_within
+from kvstore.engine.scheduler import Budget
+from kvstore.engine.weights import Weights, read_gguf
+from kvstore.events import Events
+from kvstore.hashing import chain_root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Sizes and places. Units: bytes; tokens; sequences at a time."""
+
+    pool_bytes: int = 1 << 30
+    block_tokens: int = 64
+    sequences_max: int = 8
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    tenant: str = ""
+    tenant_secret: bytes = b""
+    budget: Budget = field(default_factory=Budget)
+    match_seconds: float = MATCH_SECONDS
+
+
+def load_model(path: Path, options: EngineOptions) -> Model:
+    """Read a GGUF file.
+
+    Errors: InvalidArgument.
+    """
+    config, tensors = read_gguf(path)
+    device = torch.device(options.device)
+    return Model(config, Weights.of(config, tensors, dtype=options.dtype, device=device))
+
+
+def build_engine(
+    model: Model,
+    client: Client | None,
+    options: EngineOptions,
+    *,
+    costs: StepCosts | None = None,
+    clock: Clock | None = None,
+    events: Events | None = None,
+) -> Engine:
+    """Put an engine together and start it. Without `costs` the machine is measured first.
+
+    Errors: InvalidArgument when the pool holds no block; LayoutMismatch when the store knows the model with
+    other bytes.
+    """
+    clock = clock or SystemClock()
+    pool = _pool(model.config, options)
+    namespace = namespace_of(model.config, model.weights, pool, tenant=options.tenant)
+    root = chain_root(namespace.fingerprint, tenant_secret=options.tenant_secret)
+    store = client.open(namespace, tenant_secret=options.tenant_secret) if client is not None else None
+    hbm = Hbm(namespace, root=root, page_count=pool.page_count, clock=clock, events=events or Events())
+    costs = costs or calibrate(model, pool, clock)
+    return Engine(
+        model,
+        pool,
+        hbm,
+        store,
+        costs,
+        root=root,
+        budget=options.budget,
+        match_seconds=options.match_seconds,
+        clock=clock,
+    )
+
+
+def _pool(config: ModelConfig, options: EngineOptions) -> KvPool:
+    block_bytes = options.block_tokens * config.row_width * options.dtype.itemsize * len(config.kinds)
+    return KvPool(
+        config,
+        block_tokens=options.block_tokens,
+        page_count=pages_within(options.pool_bytes, block_bytes=block_bytes),
+        scratch_count=options.sequences_max,
+        dtype=options.dtype,
+        device=torch.device(options.device),
+    )

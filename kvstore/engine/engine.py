@@ -1,0 +1,258 @@
+"""The engine: takes requests in, runs steps over all that are under way, hands tokens out.
+
+submit -> lookup (hbm, daemon) -> admit (pages, load) -> steps -> answer, blocks saved behind it
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import torch
+
+from kvstore.client.namespace import OpenNamespace
+from kvstore.clock import Clock, SystemClock
+from kvstore.engine.admission import MATCH_SECONDS, Admission
+from kvstore.engine.attention import WindowRows
+from kvstore.engine.costs import StepCosts
+from kvstore.engine.hbm import Hbm
+from kvstore.engine.loading import Loader
+from kvstore.engine.model import Model
+from kvstore.engine.pool import KvPool
+from kvstore.engine.request import Answer, Request
+from kvstore.engine.running import Running
+from kvstore.engine.saving import Save, Saver
+from kvstore.engine.scheduler import Budget, Planned, plan
+from kvstore.engine.step import Step
+from kvstore.errors import InvalidArgument, ShuttingDown
+from kvstore.hashing import block_hashes
+from kvstore.types import BlockHash, PutOutcome
+
+RENEW_SECONDS = 10.0
+IDLE_SECONDS = 0.002
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Continuous batching over one model and one pool.
+
+    Threads: `submit` from any; everything else happens on the engine's own thread, `engine`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        pool: KvPool,
+        hbm: Hbm,
+        store: OpenNamespace | None,
+        costs: StepCosts,
+        *,
+        root: BlockHash,
+        budget: Budget | None = None,
+        match_seconds: float = MATCH_SECONDS,
+        clock: Clock | None = None,
+    ) -> None:
+        self.model = model
+        self.pool = pool
+        self.costs = costs
+        self._hbm = hbm
+        self._store = store
+        self._root = root
+        self._clock = clock or SystemClock()
+        self._budget = budget or Budget()
+        self._loader = Loader(store, pool, self._clock) if store is not None else None
+        self._saver = Saver(store, pool, hbm) if store is not None and not model.config.window else None
+        self._admission = Admission(
+            hbm,
+            store,
+            self._loader,
+            costs,
+            self._clock,
+            root=root,
+            block_tokens=pool.block_tokens,
+            reuses=not model.config.window,
+            match_seconds=match_seconds,
+        )
+        self._step = Step(model, pool, hbm, self._admission, self._clock, root=root)
+        self._inbox: queue.SimpleQueue[Running] = queue.SimpleQueue()
+        self._waiting: deque[Running] = deque()
+        self._running: list[Running] = []
+        self._scratch = list(pool.scratch)
+        self._renewed_at = self._clock.monotonic()
+        self._closing = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, *, on_token: Callable[[int], None] = lambda _: None) -> Future[Answer]:
+        """Queue a request. `on_token` is called with each token on the engine's thread.
+
+        Errors: InvalidArgument when it can never fit; ShuttingDown.
+        """
+        room = min(self._hbm.page_count * self.pool.block_tokens, self.model.config.context_tokens)
+        if not request.prompt or len(request.prompt) + request.max_new_tokens > room:
+            raise InvalidArgument(
+                f"{request.name}: {len(request.prompt)} prompt and {request.max_new_tokens} new tokens, "
+                f"the pool and the model have room for 1..{room}"
+            )
+        if self._closing.is_set():
+            raise ShuttingDown("the engine is closing: nothing new is admitted")
+        one = Running(request, list(request.prompt), self._clock.monotonic(), on_token)
+        one.usage.input = len(request.prompt)
+        self._inbox.put(one)
+        self._wake.set()
+        return one.answer
+
+    def flush(self) -> None:
+        """Wait until the daemon has what was submitted for saving."""
+        if self._saver is not None:
+            self._saver.flush()
+
+    def close(self) -> None:
+        """End what runs, save what is queued, and let go."""
+        self._closing.set()
+        self._wake.set()
+        self._thread.join()
+        if self._loader is not None:
+            self._loader.close()
+        if self._saver is not None:
+            self._saver.close()
+
+    # The engine's thread
+
+    def _loop(self) -> None:
+        try:
+            while not self._closing.is_set():
+                if not self.step():
+                    self._wake.wait(IDLE_SECONDS if self._waiting or self._running else None)
+                    self._wake.clear()
+            cause: Exception = ShuttingDown("the engine was closed")
+        except Exception as error:
+            _log.exception("event=engine_failed")
+            self._closing.set()
+            cause = error
+        self._take_in()
+        for one in [*self._waiting, *self._running]:
+            one.answer.set_exception(cause)
+
+    def step(self) -> bool:
+        """Admit who can be, compute one step, hand out its tokens; say whether anything was computed."""
+        self._take_in()
+        self._admit()
+        self._renew()
+        planned = plan(self._ready(), self.costs, self._budget, block_tokens=self.pool.block_tokens)
+        claimed = [ready for one in planned if (ready := self._claim(one)) is not None]
+        claimed = [one for one in claimed if one.sequence in self._running]  # others were preempted since
+        if not claimed:
+            return False
+        with torch.inference_mode():
+            for one in self._step.run(claimed):
+                self._continue(one)
+        return True
+
+    def _take_in(self) -> None:
+        while not self._inbox.empty():
+            one = self._inbox.get()
+            one.keys = block_hashes(self._root, one.ids, block_tokens=self.pool.block_tokens)
+            self._admission.look_up(one)
+            self._waiting.append(one)
+
+    def _admit(self) -> None:
+        """Admit in order of arrival; whose lookup has not come back lets the next one pass."""
+        for one in [*self._waiting, *self._running]:
+            if one.answer.cancelled():
+                self._let_go(one)
+        for one in list(self._waiting):
+            if not self._scratch:
+                return
+            if (one.lookup is None or one.lookup.poll()) and self._admission.admit(one):
+                one.scratch = self._scratch.pop()
+                self._waiting.remove(one)
+                self._running.append(one)
+
+    def _ready(self) -> list[Running]:
+        """Return who may compute. A load that is over is taken in; one that is not holds nobody else up: its
+        sequence starts before the last layer has arrived only where nobody else could use the time.
+        """
+        for one in self._running:
+            if one.load is not None and one.load.result is not None:
+                self._admission.settle(one)
+        ready = [one for one in self._running if one.load is None]
+        return ready or [one for one in self._running if one.load is not None and one.load.has(0)][:1]
+
+    def _claim(self, planned: Planned) -> Planned | None:
+        """Return what of a span can be computed now."""
+        one, size = planned.sequence, self.pool.block_tokens
+        refused = self._step.claim(planned)
+        if refused is PutOutcome.THROTTLED:
+            self._preempt(self._running[-1])
+        elif refused is PutOutcome.DUPLICATE and not self._admission.catch_up(one):
+            # It is the last block, whose rows give the next token: compute it aside, in scratch.
+            return Planned(one, min(planned.count, size - one.computed % size))
+        return planned if refused is None else None
+
+    def _preempt(self, one: Running) -> None:
+        """Take a sequence's pages away; it goes on from what is left of them when there is room again."""
+        self._let_go(one)
+        one.computed, one.window = 0, WindowRows()
+        one.keys = block_hashes(self._root, one.ids, block_tokens=self.pool.block_tokens)
+        one.usage.preemptions += 1
+        self._waiting.appendleft(one)
+
+    def _continue(self, one: Running) -> None:
+        """After a step: name what is full, hand out the token, end what is over."""
+        size = self.pool.block_tokens
+        if one.computed // size > len(one.held.pages) and not self._step.seal(one):
+            self._preempt(one)
+            return
+        if one.computed < len(one.ids):
+            return
+        assert one.logits is not None
+        if not one.generated:
+            one.usage.first_token_seconds = self._clock.monotonic() - one.submitted_at
+            self._save(one, one.request.save_prompt)
+        token = one.request.sampling.pick(one.ids, one.logits)
+        one.ids.append(token)
+        one.on_token(token)
+        if token in one.request.stop_ids:
+            self._end(one, "stop")
+        elif one.generated >= one.request.max_new_tokens:
+            self._end(one, "length")
+
+    def _save(self, one: Running, is_wanted: bool) -> None:
+        """Let the daemon have what is new, or hear that what it has was used."""
+        if self._saver is None or not is_wanted or (one.asked and one.saved == len(one.held.pages)):
+            return
+        held = self._admission.hold(one)
+        self._saver.submit(
+            Save(one.keys_of(0, len(held.pages)), one.saved, held, one.request.retention_class)
+        )
+        one.saved = len(held.pages)
+
+    def _end(self, one: Running, why: str) -> None:
+        if one.request.save_answer and len(one.held.pages) > one.saved:
+            self._save(one, True)
+        self._let_go(one)
+        one.usage.generated = one.generated
+        one.usage.seconds = self._clock.monotonic() - one.submitted_at
+        one.answer.set_result(Answer(tuple(one.ids[len(one.request.prompt) :]), one.usage, why))
+
+    def _let_go(self, one: Running) -> None:
+        """Give back everything that a sequence holds."""
+        self._admission.let_go(one)
+        if one in self._waiting:
+            self._waiting.remove(one)
+        if one in self._running:
+            self._running.remove(one)
+            self._scratch.append(one.scratch)
+
+    def _renew(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._renewed_at > RENEW_SECONDS:
+            self._renewed_at = now
+            self._hbm.renew([one.held for one in self._running])
+            self._hbm.tick()

@@ -1,0 +1,143 @@
+"""Blocks on their way from the daemon into pages of the pool, a stage of layers at a time.
+
+The forward pass computes a layer while the next stages still arrive.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kvstore.api import TierRun
+from kvstore.client import Fetched, Match
+from kvstore.client.namespace import OpenNamespace
+from kvstore.clock import Clock
+from kvstore.engine.pool import KvPool
+from kvstore.types import MissReason, ReleaseOutcome
+
+LOADS_AT_ONCE = 2
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What became of a load: the first `blocks` of it are in their pages, in every layer."""
+
+    blocks: int
+    tiers: tuple[TierRun, ...] = ()
+    reason: MissReason | None = None
+    seconds: float = 0.0
+
+
+class Load:
+    """Blocks [first, first + len(pages)) of a match, on their way into `pages`.
+
+    Threads: one fills it, any may wait.
+    """
+
+    def __init__(self, match: Match, *, first: int, pages: Sequence[int], stages: int) -> None:
+        self.match = match
+        self.first = first
+        self.pages = tuple(pages)
+        self._changed = threading.Condition()
+        self._stages_wanted = stages
+        self._stages_there = 0
+        self._result: Loaded | None = None
+
+    @property
+    def result(self) -> Loaded | None:
+        """What became of it; None while it is on its way."""
+        return self._result
+
+    @property
+    def complete(self) -> bool:
+        """Say whether every block is there in every layer."""
+        return self._result is not None and self._result.blocks == len(self.pages)
+
+    def has(self, stage: int) -> bool:
+        """Say whether a stage is there."""
+        return self._stages_there > stage
+
+    def wait(self, stage: int, *, seconds: float) -> bool:
+        """Wait until a stage is there, the load is over, or time is up; say whether the stage is there."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._stages_there > stage or self._result is not None, timeout=max(0.0, seconds)
+            )
+            return self._stages_there > stage
+
+    def wait_end(self, *, seconds: float) -> bool:
+        """Wait until the load is over or time is up; say whether it is over."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._result is not None, timeout=seconds)
+
+    def arrive(self) -> None:
+        """The next stage is there."""
+        with self._changed:
+            self._stages_there += 1
+            self._changed.notify_all()
+
+    def end(self, result: Loaded) -> None:
+        """Nothing more will arrive."""
+        with self._changed:
+            self._result = result
+            self._changed.notify_all()
+
+
+class Loader:
+    """Threads that fill pages from the daemon."""
+
+    def __init__(self, store: OpenNamespace, pool: KvPool, clock: Clock) -> None:
+        self._store = store
+        self._pool = pool
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="engine-load")
+
+    def start(self, match: Match, *, first: int, pages: Sequence[int], seconds: float) -> Load:
+        """Begin to load blocks [first, first + len(pages)) of a match, for at most `seconds`. The lease is
+        released at the end.
+        """
+        load = Load(match, first=first, pages=pages, stages=len(self._pool.stages))
+        self._threads.submit(self._run, load, self._clock.monotonic() + seconds)
+        return load
+
+    def _run(self, load: Load, deadline: float) -> None:
+        begun = self._clock.monotonic()
+        good, tiers = len(load.pages), tuple[TierRun, ...]()
+        reason: MissReason | None = None
+        try:
+            for stage in range(len(self._pool.stages)):
+                fetched = self._stage(load, stage, deadline)
+                tiers = fetched.tiers
+                if fetched.blocks < good:
+                    good, reason = fetched.blocks, fetched.reason
+                    break
+                load.arrive()
+        except Exception:  # the store failing never fails a request; what broke is in the log
+            _log.exception("event=engine_load_failed")
+            good, reason = 0, MissReason.TIER_DOWN
+        outcome = ReleaseOutcome.USED if good else ReleaseOutcome.UNUSED
+        self._store.release(load.match, used=load.first + good if good else 0, outcome=outcome)
+        load.end(Loaded(good, tiers, reason, self._clock.monotonic() - begun))
+
+    def _stage(self, load: Load, stage: int, deadline: float) -> Fetched:
+        pages, count = load.pages, len(load.pages)
+        direct = self._pool.stage_bytes(stage, pages)
+        into = direct or self._pool.new_staging(stage, count)
+        fetched = self._store.fetch(
+            load.match,
+            {stage: into},
+            first=load.first,
+            blocks=count,
+            deadline_seconds=max(0.0, deadline - self._clock.monotonic()),
+        )
+        if direct is None and fetched.blocks:
+            self._pool.scatter(stage, pages[: fetched.blocks], into)
+        return fetched
+
+    def close(self) -> None:
+        """Wait for the loads under way."""
+        self._threads.shutdown()

@@ -1,0 +1,107 @@
+"""Blocks on their way from pages of the pool to the daemon, behind the answer.
+
+What is saved here may leave the pool at any time: this is the demotion from hbm, done ahead of need.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kvstore.client.namespace import OpenNamespace
+from kvstore.engine.hbm import Hbm, Held
+from kvstore.engine.pool import KvPool
+from kvstore.types import HASH_BYTES, BlockHash, key_at, key_count
+
+QUEUE_MAX = 64
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Blocks [first, len(keys)) of a chain, held in the pool; none of them: just a touch of the chain."""
+
+    keys: bytes
+    first: int
+    held: Held
+    retention_class: str
+
+
+class Saver:
+    """One thread that puts blocks, and renews those whose hits never reach the daemon.
+
+    The queue is bounded; what finds no place is not saved, and counted.
+    """
+
+    def __init__(self, store: OpenNamespace, pool: KvPool, hbm: Hbm) -> None:
+        self._store = store
+        self._pool = pool
+        self._hbm = hbm
+        self._queue: queue.Queue[Save | None] = queue.Queue(QUEUE_MAX)
+        self.dropped = 0
+        self.stored_blocks = 0
+        self._thread = threading.Thread(target=self._run, name="engine-save", daemon=True)
+        self._thread.start()
+
+    def submit(self, save: Save) -> bool:
+        """Queue a save, which takes over `held`; False when there is no place for it."""
+        try:
+            self._queue.put_nowait(save)
+        except queue.Full:
+            self.dropped += 1
+            self._hbm.release(save.held, used=0)
+            return False
+        return True
+
+    def _run(self) -> None:
+        while (save := self._queue.get()) is not None:
+            try:
+                self._save(save)
+            except Exception:  # the store failing never fails a request; what broke is in the log
+                _log.exception("event=engine_save_failed")
+            finally:
+                self._hbm.release(save.held, used=0)
+                self._queue.task_done()
+        self._queue.task_done()
+
+    def _save(self, save: Save) -> None:
+        if save.first == key_count(save.keys):
+            self._store.touch(save.keys, save.retention_class)
+            return
+        for first, stop in _neighbours(save.held.pages, save.first):
+            pages = save.held.pages[first:stop]
+            source = {
+                stage: self._pool.stage_bytes(stage, pages) or self._pool.gather(stage, pages)
+                for stage in range(len(self._pool.stages))
+            }
+            parent = key_at(save.keys, first - 1) if first else self._store.root
+            put = self._store.put(
+                BlockHash(parent),
+                save.keys[first * HASH_BYTES : stop * HASH_BYTES],
+                source,
+                retention_class=save.retention_class,
+            )
+            self.stored_blocks += put.stored
+            if put.present < stop - first:
+                return  # what follows would be an orphan
+
+    def flush(self) -> None:
+        """Wait until everything queued is saved."""
+        self._queue.join()
+
+    def close(self) -> None:
+        """Save what is queued, then end."""
+        self._queue.put(None)
+        self._thread.join()
+
+
+def _neighbours(pages: Sequence[int], first: int) -> Iterator[tuple[int, int]]:
+    """Yield the stretches of neighbouring pages from block `first` on."""
+    start = first
+    for index in range(first + 1, len(pages) + 1):
+        if index == len(pages) or pages[index] != pages[index - 1] + 1:
+            yield start, index
+            start = index

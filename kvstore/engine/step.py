@@ -1,0 +1,130 @@
+"""One step: pages for what is planned, one forward pass, and names for the blocks that it filled."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from kvstore.clock import Clock
+from kvstore.engine.admission import Admission
+from kvstore.engine.attention import Span, StepAttention
+from kvstore.engine.hbm import Claimed, Hbm
+from kvstore.engine.model import Model, Rows
+from kvstore.engine.pool import KvPool
+from kvstore.engine.running import Running
+from kvstore.engine.scheduler import Planned
+from kvstore.hashing import block_hashes
+from kvstore.types import HASH_BYTES, BlockHash, PutOutcome
+
+LATE_SECONDS = 2.0
+"""The forward pass waits at most so long for a stage on its way; the load itself ends sooner."""
+
+
+class Step:
+    """Runs planned spans. Threads: the engine's."""
+
+    def __init__(
+        self, model: Model, pool: KvPool, hbm: Hbm, admission: Admission, clock: Clock, *, root: BlockHash
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._hbm = hbm
+        self._admission = admission
+        self._clock = clock
+        self._root = root
+        self._stage_of = {layer: i for i, stage in enumerate(pool.stages) for layer in stage}
+
+    def claim(self, planned: Planned) -> PutOutcome | None:
+        """Take pages for the whole blocks that a chunk fills; None when it may run, else why not.
+
+        DUPLICATE: the first of them is in the pool by now.
+        """
+        one, size = planned.sequence, self._pool.block_tokens
+        first, stop = one.computed // size, (one.computed + planned.count) // size
+        if one.computed % size or first == stop:
+            return None
+        claimed = self._hbm.claim(
+            one.parent(first, self._root),
+            one.keys_of(first, stop),
+            retention_class=one.request.retention_class,
+        )
+        if not isinstance(claimed, Claimed):
+            return claimed
+        one.claimed = claimed
+        return None
+
+    def run(self, planned: Sequence[Planned]) -> list[Running]:
+        """Compute spans whose pages are claimed; return the sequences that came further. One whose load
+        broke off meanwhile did not: what it computed is void.
+        """
+        logits = self._forward(planned)
+        further = []
+        for index, span in enumerate(planned):
+            one = span.sequence
+            if one.load is not None and not self._take_in(one):
+                if one.claimed is not None:
+                    self._hbm.abandon(one.claimed)
+                    one.claimed = None
+                continue
+            self._advance(one, span.count)
+            one.logits = logits[index]
+            further.append(one)
+        return further
+
+    def _forward(self, planned: Sequence[Planned]) -> torch.Tensor:
+        device = self._model.weights.device
+        spans = [Span(p.sequence.computed, p.count, p.sequence.pages(), p.sequence.window) for p in planned]
+        ids = [p.sequence.ids[s.first : s.first + s.count] for p, s in zip(planned, spans, strict=True)]
+        ends = list(itertools.accumulate(span.count for span in spans))
+        rows = Rows(
+            torch.tensor(list(itertools.chain(*ids)), device=device),
+            torch.cat([torch.arange(s.first, s.first + s.count) for s in spans]).to(device),
+            torch.tensor([end - 1 for end in ends], device=device),
+        )
+        attention = StepAttention(self._model.config, self._pool, spans, self._model.weights.dtype)
+        arriving = [p.sequence for p in planned if p.sequence.load is not None]
+        return self._model.forward(
+            rows, attention, before_layer=lambda layer: self._await_stage(arriving, layer)
+        )
+
+    def _await_stage(self, arriving: Sequence[Running], layer: int) -> None:
+        for one in arriving:
+            if one.load is not None and not one.load.has(self._stage_of[layer]):
+                begun = self._clock.monotonic()
+                one.load.wait(self._stage_of[layer], seconds=LATE_SECONDS)
+                one.usage.load_wait_seconds += self._clock.monotonic() - begun
+
+    def _take_in(self, one: Running) -> bool:
+        """Take in a load that the forward pass ran along with; False when it did not come whole."""
+        assert one.load is not None
+        if not one.load.wait_end(seconds=LATE_SECONDS):
+            return False
+        return self._admission.settle(one)
+
+    def _advance(self, one: Running, count: int) -> None:
+        one.computed += count
+        one.usage.computed += count
+        if one.claimed is not None:
+            self._hbm.publish(one.claimed, len(one.claimed.pages))
+            one.claimed = None
+            self._admission.extend(one, one.computed // self._pool.block_tokens)
+
+    def seal(self, one: Running) -> bool:
+        """Name the block that generated tokens filled and move it from scratch to a page of its own; False
+        when there is no page for it.
+        """
+        size = self._pool.block_tokens
+        block = one.computed // size - 1
+        parent = one.parent(block, self._root)
+        key = block_hashes(parent, one.ids[block * size : (block + 1) * size], block_tokens=size)
+        claimed = self._hbm.claim(parent, key, retention_class=one.request.retention_class)
+        if isinstance(claimed, Claimed):
+            self._pool.copy_page(one.scratch, claimed.pages[0])
+            self._hbm.publish(claimed, 1)
+        elif claimed is not PutOutcome.DUPLICATE:
+            return False
+        one.keys = one.keys_of(0, block) + key + one.keys[(block + 1) * HASH_BYTES :]
+        self._admission.extend(one, block + 1)
+        return len(one.held.pages) == block + 1
