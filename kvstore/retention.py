@@ -70,15 +70,15 @@ class ClassTable:
     changes: tuple[ClassChange, ...] = ()
 
     @classmethod
-    def of(cls, classes: Iterable[RetentionClass]) -> Self:
-        """Return a table without changes.
+    def of(cls, classes: Iterable[RetentionClass], *, changes: tuple[ClassChange, ...] = ()) -> Self:
+        """Return a table.
 
         Errors: InvalidArgument when the default class is missing.
         """
         table = {c.name: c for c in classes}
         if DEFAULT_CLASS not in table:
             raise InvalidArgument(f"classes: {DEFAULT_CLASS!r} must be among them, got {sorted(table)}")
-        return cls(table)
+        return cls(table, changes)
 
     def named(self, name: str) -> RetentionClass:
         """Return a class by name; empty means the default.

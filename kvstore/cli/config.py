@@ -8,6 +8,9 @@ import typer
 
 from kvstore.cli.output import Sheet, bytes_text, duration_text, emit_json, plain, styled
 from kvstore.cli.serve import ConfigOption, SetOption, load_settings
+from kvstore.settings import Loaded
+from kvstore.tiers.fs import OsFileSystem
+from kvstore.tiers.ssd.directory import RETENTION_NAME
 
 OriginOption = Annotated[bool, typer.Option("--origin", help="Also show where each value came from.")]
 ChangedOption = Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")]
@@ -23,7 +26,8 @@ def config(
 ) -> None:
     """Show the settings that `kvstore serve` would run with here. Exit code 2 when one is wrong.
 
-    Weakest first: defaults, the TOML file, variables such as KVSTORE_SSD__PATH, flags.
+    Weakest first: defaults, the TOML file, variables such as KVSTORE_SSD__PATH, flags; then what
+    `kvstore retention set` decided about classes, until they are configured anew.
 
     Examples:
 
@@ -33,9 +37,8 @@ def config(
 
       kvstore config --config kvstore.toml --json
     """
-    rows = [
-        row for row in load_settings(config, assignments, {}).rows() if not changed or row[2] != "default"
-    ]
+    loaded = _as_decided(load_settings(config, assignments, {}))
+    rows = [row for row in loaded.rows() if not changed or row[2] != "default"]
     if as_json:
         emit_json({key: {"value": value, "origin": source} for key, value, source in rows})
         return
@@ -47,6 +50,17 @@ def config(
     ]
     page.table("Settings", columns, cells if origin else [cell[:2] for cell in cells])
     page.show()
+
+
+def _as_decided(loaded: Loaded) -> Loaded:
+    """Return the settings with what was decided on a running daemon of this data directory."""
+    ssd = loaded.settings.ssd
+    if not (ssd.enabled and (ssd.path / RETENTION_NAME).is_file()):
+        return loaded
+    from kvstore.service.class_changes import merge, read_decisions
+
+    merged = merge(loaded.settings, read_decisions(OsFileSystem(), ssd.path))
+    return Loaded(merged.settings, {**loaded.origins, **merged.origins})
 
 
 def _spoken(key: str, value: object) -> str:

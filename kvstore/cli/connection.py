@@ -27,6 +27,8 @@ from kvstore.rpc.v1 import admin_pb2
 
 CALL_SECONDS = 10.0
 LISTEN_SECONDS = 1.0
+COUNT_SECONDS = 60.0
+"""What walks the index may take longer: it makes way for traffic."""
 
 AddressOption = Annotated[
     str | None,
@@ -121,6 +123,12 @@ class Daemon:
     def status(self, *, deadline_seconds: float = CALL_SECONDS) -> dict[str, Any]:
         """Return the daemon's status document."""
         reply = self._call(self._admin.Status, admin_pb2.StatusRequest(), deadline_seconds)
+        document: dict[str, Any] = json.loads(reply.document)
+        return document
+
+    def document(self, verb: str, request: Any) -> dict[str, Any]:
+        """Return the document that a verb of the administration service answers with."""
+        reply: admin_pb2.Document = self._call(getattr(self._admin, verb), request, COUNT_SECONDS)
         document: dict[str, Any] = json.loads(reply.document)
         return document
 

@@ -37,6 +37,9 @@ COMMANDS: dict[str, Entry] = {
     "serve": Entry("serve", "serve", "Run the daemon: no configuration needed.", RUN),
     "demo": Entry("demo", "demo", "A real model's prefix goes in, survives a restart, and comes back.", RUN),
     "config": Entry("config", "config", "Show every setting, its value and where it came from.", RUN),
+    "retention": Entry(
+        "retention", "app", "Classes of a running daemon: list, set, undo, forecast, advice.", LOOK
+    ),
     "status": Entry("status", "status", "Tiers, classes, hit rates by tier, queues, health.", LOOK),
     "inspect": Entry("inspect", "app", "Namespaces, blocks and segments; also of a stopped store.", LOOK),
     "verify": Entry("verify", "verify", "Read everything again and check every digest.", JUDGE),

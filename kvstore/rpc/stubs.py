@@ -36,6 +36,13 @@ class AdminStub(Protocol):
     Namespaces: grpc.UnaryUnaryMultiCallable[admin_pb2.NamespacesRequest, admin_pb2.NamespacesReply]
     Inspect: grpc.UnaryUnaryMultiCallable[admin_pb2.InspectRequest, admin_pb2.InspectReply]
     Segments: grpc.UnaryUnaryMultiCallable[admin_pb2.SegmentsRequest, admin_pb2.SegmentsReply]
+    Retention: grpc.UnaryUnaryMultiCallable[admin_pb2.RetentionRequest, admin_pb2.Document]
+    Forecast: grpc.UnaryUnaryMultiCallable[admin_pb2.ForecastRequest, admin_pb2.Document]
+    HitRate: grpc.UnaryUnaryMultiCallable[admin_pb2.HitRateRequest, admin_pb2.Document]
+    Why: grpc.UnaryUnaryMultiCallable[admin_pb2.WhyRequest, admin_pb2.Document]
+    Advice: grpc.UnaryUnaryMultiCallable[admin_pb2.AdviceRequest, admin_pb2.Document]
+    Purge: grpc.UnaryUnaryMultiCallable[admin_pb2.PurgeRequest, admin_pb2.Document]
+    Receipts: grpc.UnaryUnaryMultiCallable[admin_pb2.ReceiptsRequest, admin_pb2.Document]
     Verify: grpc.UnaryStreamMultiCallable[admin_pb2.VerifyRequest, admin_pb2.VerifyReply]
 
 

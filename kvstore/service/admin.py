@@ -20,6 +20,7 @@ from kvstore.rpc.enums import MISS_REASON, TIER
 from kvstore.rpc.packing import fingerprint_of, keys_of
 from kvstore.rpc.v1 import admin_pb2 as pb
 from kvstore.rpc.v1 import admin_pb2_grpc
+from kvstore.service.administrator import Administrator
 from kvstore.service.gate import Gate
 from kvstore.service.servicer import Context, refuse
 from kvstore.types import HASH_BYTES
@@ -38,6 +39,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         self,
         ladder: Ladder,
         *,
+        administrator: Administrator,
         gate: Gate,
         events: Events,
         workers: Executor,
@@ -45,6 +47,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         about: Callable[[], dict[str, Any]],
     ) -> None:
         self._ladder = ladder
+        self._administrator = administrator
         self._gate = gate
         self._events = events
         self._workers = workers
@@ -56,6 +59,18 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
             return await asyncio.get_running_loop().run_in_executor(self._workers, work)
         except Exception as error:
             await refuse(context, error, self._events)
+
+    async def _answer(self, context: Context, work: Callable[[], dict[str, Any]]) -> pb.Document:
+        document = await self._off_loop(context, lambda: json.dumps(json_ready(work())))
+        return pb.Document(document=document, boot_id=self._boot_id)
+
+    async def Retention(self, request: pb.RetentionRequest, context: Context) -> pb.Document:
+        """Return the retention classes, or change one."""
+        return await self._answer(context, lambda: self._administrator.retention(request))
+
+    async def Forecast(self, request: pb.ForecastRequest, context: Context) -> pb.Document:
+        """Return what expires when."""
+        return await self._answer(context, lambda: self._administrator.forecast(request))
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         """Return everything `status` prints; answers also while draining or failed."""

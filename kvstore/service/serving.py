@@ -140,6 +140,7 @@ class Serving:
         )
         admin = AdminServicer(
             store.ladder,
+            administrator=store.administrator,
             gate=gate,
             events=store.events,
             workers=self._workers,

@@ -18,6 +18,16 @@ from kvstore.errors import KVStoreError, SettingsError, TierUnavailable
 from kvstore.events import Events
 from kvstore.locks import ClientLocks
 from kvstore.machine import Machine, Mount
+from kvstore.retention import ClassTable
+from kvstore.service.administrator import Administrator
+from kvstore.service.class_changes import (
+    ClassChanges,
+    Decisions,
+    Merged,
+    merge,
+    read_decisions,
+    save_decisions,
+)
 from kvstore.service.listen import prepare_socket
 from kvstore.service.report import bytes_text
 from kvstore.settings import (
@@ -56,6 +66,8 @@ class Store:
     boot_id: int
     events: Events
     settings: Settings
+    administrator: Administrator
+    merged: Merged
     _stack: ExitStack
 
     @staticmethod
@@ -69,6 +81,8 @@ class Store:
         with ExitStack() as stack:
             if settings.ssd.enabled:
                 stack.callback(DirectoryLock(settings.ssd.path).release)
+            merged = _merged(settings, fs)
+            configured, settings = settings.retention_classes(), merged.settings
             socket = prepare_socket(settings.server)
             owner = settings.ssd.path if settings.ssd.enabled else socket
             arena = _create_arena(settings.host, boot_id=boot_id, owner=owner)
@@ -83,14 +97,20 @@ class Store:
                 ssd=ssd,
                 clock=clock,
                 events=events,
-                classes=settings.retention_classes(),
+                classes=ClassTable.of(settings.retention_classes(), changes=merged.decisions.changes),
                 limits=_limits(settings.ssd, capacity),
                 policy=POLICIES[settings.host.eviction](),
                 client_alive=lambda session: _may_write(locks, session),
                 new_number=lambda: secrets.randbits(63) | 1,
             )
+            root = settings.ssd.path if settings.ssd.enabled else None
+            classes = ClassChanges(
+                ladder, fs=fs, root=root, configured=configured, decisions=merged.decisions
+            )
             return Store(
                 ladder=ladder,
+                administrator=Administrator(ladder, classes=classes),
+                merged=merged,
                 arena=arena,
                 locks=locks,
                 ssd=ssd,
@@ -172,7 +192,8 @@ class Store:
 
     def notes(self) -> tuple[str, ...]:
         """Return what an operator could do better."""
-        found = [self.arena.facts().advice]
+        found = [self.arena.facts().advice, *self.merged.overruled]
+        found += [f"{key} follows `{origin}`" for key, origin in self.merged.origins.items()]
         if self.ssd is not None:
             usage, least = self.ssd.usage(), self.settings.ssd.min_free_bytes
             room = usage.used_bytes + max(0, usage.free_bytes - least)
@@ -180,6 +201,16 @@ class Store:
                 allowed = f"{bytes_text(usage.capacity_bytes)} allowed ({bytes_text(least)} stay free)"
                 found.append(f"the disk has room for {bytes_text(room)} of the {allowed}")
         return tuple(note for note in found if note)
+
+
+def _merged(settings: Settings, fs: FileSystem) -> Merged:
+    """Return the settings with what was decided about classes while an earlier daemon ran."""
+    if not settings.ssd.enabled:
+        return merge(settings, Decisions())
+    merged = merge(settings, read_decisions(fs, settings.ssd.path))
+    if merged.overruled:
+        save_decisions(fs, settings.ssd.path, merged.decisions)
+    return merged
 
 
 def _create_arena(host: HostSettings, *, boot_id: int, owner: Path) -> HostArena:

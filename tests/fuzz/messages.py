@@ -30,7 +30,10 @@ UNARY: dict[str, type[Message]] = {
     },
     **{
         f"/kvstore.v1.Admin/{verb}": getattr(admin_pb2, f"{verb}Request")
-        for verb in ("Status", "Namespaces", "Inspect", "Segments")
+        for verb in (
+            "Status", "Namespaces", "Inspect", "Segments", "Retention", "Forecast", "HitRate", "Why",
+            "Advice", "Receipts",
+        )
     },
     "/kvstore.v1.Data/Nothing": pb.PingRequest,
 }  # fmt: skip

@@ -131,3 +131,89 @@ class VerifyFault(_message.Message):
     tier: _data_pb2.Tier
     detail: str
     def __init__(self, namespace: _Optional[bytes] = ..., key: _Optional[bytes] = ..., tier: _Optional[_Union[_data_pb2.Tier, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Document(_message.Message):
+    __slots__ = ("document", "boot_id")
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    document: str
+    boot_id: int
+    def __init__(self, document: _Optional[str] = ..., boot_id: _Optional[int] = ...) -> None: ...
+
+class RetentionRequest(_message.Message):
+    __slots__ = ("change", "undo", "dry_run")
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    change: ClassChange
+    undo: ClassUndo
+    dry_run: bool
+    def __init__(self, change: _Optional[_Union[ClassChange, _Mapping]] = ..., undo: _Optional[_Union[ClassUndo, _Mapping]] = ..., dry_run: bool = ...) -> None: ...
+
+class ClassChange(_message.Message):
+    __slots__ = ("retention_class", "ttl_seconds", "mode", "quota_bytes")
+    RETENTION_CLASS_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    retention_class: str
+    ttl_seconds: float
+    mode: str
+    quota_bytes: int
+    def __init__(self, retention_class: _Optional[str] = ..., ttl_seconds: _Optional[float] = ..., mode: _Optional[str] = ..., quota_bytes: _Optional[int] = ...) -> None: ...
+
+class ClassUndo(_message.Message):
+    __slots__ = ("retention_class",)
+    RETENTION_CLASS_FIELD_NUMBER: _ClassVar[int]
+    retention_class: str
+    def __init__(self, retention_class: _Optional[str] = ...) -> None: ...
+
+class ForecastRequest(_message.Message):
+    __slots__ = ("hours",)
+    HOURS_FIELD_NUMBER: _ClassVar[int]
+    hours: int
+    def __init__(self, hours: _Optional[int] = ...) -> None: ...
+
+class HitRateRequest(_message.Message):
+    __slots__ = ("window_seconds", "by")
+    WINDOW_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    window_seconds: float
+    by: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, window_seconds: _Optional[float] = ..., by: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WhyRequest(_message.Message):
+    __slots__ = ("request", "hash_prefix", "namespace")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    HASH_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    hash_prefix: bytes
+    namespace: bytes
+    def __init__(self, request: _Optional[str] = ..., hash_prefix: _Optional[bytes] = ..., namespace: _Optional[bytes] = ...) -> None: ...
+
+class AdviceRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PurgeRequest(_message.Message):
+    __slots__ = ("namespace", "keys", "hash_prefix", "tenant", "retention_class", "dry_run")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    HASH_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_CLASS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    keys: bytes
+    hash_prefix: bytes
+    tenant: str
+    retention_class: str
+    dry_run: bool
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., hash_prefix: _Optional[bytes] = ..., tenant: _Optional[str] = ..., retention_class: _Optional[str] = ..., dry_run: bool = ...) -> None: ...
+
+class ReceiptsRequest(_message.Message):
+    __slots__ = ("receipt",)
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    receipt: str
+    def __init__(self, receipt: _Optional[str] = ...) -> None: ...

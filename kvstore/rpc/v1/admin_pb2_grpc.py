@@ -59,6 +59,41 @@ class AdminStub(object):
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.VerifyReply.FromString,
                 _registered_method=True)
+        self.Retention = channel.unary_unary(
+                '/kvstore.v1.Admin/Retention',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.RetentionRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+                _registered_method=True)
+        self.Forecast = channel.unary_unary(
+                '/kvstore.v1.Admin/Forecast',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.ForecastRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+                _registered_method=True)
+        self.HitRate = channel.unary_unary(
+                '/kvstore.v1.Admin/HitRate',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.HitRateRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+                _registered_method=True)
+        self.Why = channel.unary_unary(
+                '/kvstore.v1.Admin/Why',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.WhyRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+                _registered_method=True)
+        self.Advice = channel.unary_unary(
+                '/kvstore.v1.Admin/Advice',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.AdviceRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+                _registered_method=True)
+        self.Purge = channel.unary_unary(
+                '/kvstore.v1.Admin/Purge',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.PurgeRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+                _registered_method=True)
+        self.Receipts = channel.unary_unary(
+                '/kvstore.v1.Admin/Receipts',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.ReceiptsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -94,6 +129,48 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Retention(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Forecast(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HitRate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Why(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Advice(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Purge(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Receipts(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -121,6 +198,41 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.VerifyRequest.FromString,
                     response_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.VerifyReply.SerializeToString,
+            ),
+            'Retention': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retention,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.RetentionRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.SerializeToString,
+            ),
+            'Forecast': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forecast,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.ForecastRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.SerializeToString,
+            ),
+            'HitRate': grpc.unary_unary_rpc_method_handler(
+                    servicer.HitRate,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.HitRateRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.SerializeToString,
+            ),
+            'Why': grpc.unary_unary_rpc_method_handler(
+                    servicer.Why,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.WhyRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.SerializeToString,
+            ),
+            'Advice': grpc.unary_unary_rpc_method_handler(
+                    servicer.Advice,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.AdviceRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.SerializeToString,
+            ),
+            'Purge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Purge,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.PurgeRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.SerializeToString,
+            ),
+            'Receipts': grpc.unary_unary_rpc_method_handler(
+                    servicer.Receipts,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.ReceiptsRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -258,6 +370,195 @@ class Admin(object):
             '/kvstore.v1.Admin/Verify',
             kvstore_dot_rpc_dot_v1_dot_admin__pb2.VerifyRequest.SerializeToString,
             kvstore_dot_rpc_dot_v1_dot_admin__pb2.VerifyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Retention',
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.RetentionRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forecast(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Forecast',
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.ForecastRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HitRate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/HitRate',
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.HitRateRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Why(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Why',
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.WhyRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Advice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Advice',
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.AdviceRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Purge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Purge',
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.PurgeRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Receipts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Receipts',
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.ReceiptsRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_admin__pb2.Document.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,6 +32,9 @@ READING_NAME = "index.reading"
 """Counts the starts that began to read the index and have not come to an end."""
 SCRUB_NAME = "scrub.json"
 """Where the scrub goes on after a restart."""
+RETENTION_NAME, RECEIPTS_NAME, DEPARTED_NAME = "retention.json", "receipts.json", "departed"
+"""Kept here by the daemon, not by the tier: changes of classes, receipts of purges, and what left when."""
+_DAEMONS = (RETENTION_NAME, RECEIPTS_NAME, DEPARTED_NAME)
 _SEGMENT_SUFFIX = ".seg"
 _TEMPORARY_SUFFIX = ".tmp"
 _SMALL_FILE_BYTES = 16 << 20
@@ -203,9 +206,8 @@ def unknown_names(fs: FileSystem, directory: DataDirectory) -> list[str]:
         READING_NAME,
         SCRUB_NAME,
     }
-    ours |= {name + _TEMPORARY_SUFFIX for name in (STORE_NAME, STALE_NAME, READING_NAME, SCRUB_NAME)} | {
-        INDEX_NAME + ".broken"
-    }
+    replaced = (STORE_NAME, STALE_NAME, READING_NAME, SCRUB_NAME, *_DAEMONS)
+    ours |= {*_DAEMONS, *(name + _TEMPORARY_SUFFIX for name in replaced), INDEX_NAME + ".broken"}
     found = [name for name in fs.listdir(directory.root) if name not in ours]
     names = fs.listdir(directory.segments)
     return found + [f"{SEGMENTS_NAME}/{name}" for name in names if segment_number(name) is None]
