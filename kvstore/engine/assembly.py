@@ -19,6 +19,7 @@ from kvstore.engine.model import Model
 from kvstore.engine.pool import KvPool, pages_within
 from kvstore.engine.scheduler import Budget
 from kvstore.engine.weights import Weights, read_gguf
+from kvstore.errors import InvalidArgument
 from kvstore.events import Events
 from kvstore.hashing import chain_root
 
@@ -36,6 +37,17 @@ class EngineOptions:
     tenant_secret: bytes = b""
     budget: Budget = field(default_factory=Budget)
     match_seconds: float = MATCH_SECONDS
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return a dtype that the engine computes in.
+
+    Errors: InvalidArgument.
+    """
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name not in known:
+        raise InvalidArgument(f"engine: dtype {name!r} is not one of {', '.join(known)}")
+    return known[name]
 
 
 def load_model(path: Path, options: EngineOptions) -> Model:

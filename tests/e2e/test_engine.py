@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,15 +17,18 @@ from kvstore.engine.assembly import EngineOptions, build_engine
 from kvstore.engine.costs import StepCosts
 from kvstore.engine.engine import Engine
 from kvstore.engine.model import Model
+from kvstore.engine.pair import PrefillDecode
 from kvstore.engine.request import Answer, Request
+from kvstore.engine.worker import RemoteWorker
 from tests.e2e.served import Home, Served
-from tests.support.engine_models import tiny_llama_pair
+from tests.support.engine_models import tiny_llama_pair, write_gguf
 from tests.support.tiny_model import tokens
 
 OPTIONS = EngineOptions(pool_bytes=4 << 20, block_tokens=16, sequences_max=4, match_seconds=5.0)
 COSTS = StepCosts(step=1e-3, row=0.02, seen=1e-8)
 """Slow on purpose: a load is given up when computing would be as fast."""
 PROMPT = tuple(tokens(200))
+OTHER = tuple(tokens(200, seed=8))
 NEW = 24
 
 
@@ -35,6 +42,46 @@ def home() -> Iterator[Home]:
     home = Home()
     yield home
     home.remove()
+
+
+@contextmanager
+def worker(home: Home, gguf: Path, role: str) -> Iterator[tuple[subprocess.Popen[str], RemoteWorker]]:
+    """A worker as a process of its own."""
+    socket = home.root / f"{role}.sock"
+    command = [sys.executable, "-m", "kvstore.cli.main", "engine", "serve-worker", str(socket)]
+    command += ["--role", role, "--model", str(gguf), "--pool", "4MiB", "--address", home.address]
+    with subprocess.Popen(command, env=home.environ(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "serving" in process.stdout.readline()
+        try:
+            yield process, RemoteWorker(socket)
+        finally:
+            process.terminate()
+
+
+@pytest.mark.slow
+def test_prefill_and_decode_are_processes_that_meet_in_the_daemon(home: Home, tmp_path: Path) -> None:
+    """Killing either loses no request: who is left does both."""
+    theirs, own = tiny_llama_pair()
+    write_gguf(theirs, tmp_path / "tiny.gguf")
+    with engine(own, None) as alone:
+        expected = ask(alone)
+    request = Request(prompt=PROMPT, max_new_tokens=NEW)
+    told: list[int] = []
+    with (
+        Served(home),
+        worker(home, tmp_path / "tiny.gguf", "prefill") as (first, prefill),
+        worker(home, tmp_path / "tiny.gguf", "decode") as (_, decode),
+    ):
+        pair = PrefillDecode([prefill], [decode])
+        answer = pair.submit(request, on_token=told.append).result(timeout=60)
+        handed = prefill.submit(Request(prompt=OTHER, max_new_tokens=1)).result(timeout=60)
+        follow = decode.submit(Request(prompt=(*OTHER, *handed.ids))).result(timeout=60)
+        first.kill()
+        first.wait()
+        alone_again = pair.submit(replace(request, max_new_tokens=NEW)).result(timeout=60)
+    assert answer.ids == tuple(told) == alone_again.ids == expected.ids
+    assert follow.usage.hits == {"host": 128}, follow.usage
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
@@ -52,18 +54,55 @@ def tiny_gemma(*, seed: int = 1) -> Any:
         return build(config).eval()
 
 
-def engine_model(theirs: Any, dtype: torch.dtype = torch.float32) -> Model:
-    """Return the bundled engine's model with the weights of a transformers model."""
-    config = theirs.config
-    is_gemma = "gemma3" in config.model_type
+def _tensors(theirs: Any) -> dict[str, torch.Tensor]:
+    """Return the weights of a transformers model under the names of GGUF."""
+    is_gemma = "gemma3" in theirs.config.model_type
     names = GEMMA_NAMES if is_gemma else LLAMA_NAMES
     tensors = {}
     for name, tensor in theirs.state_dict().items():
         plus_one = 1.0 if is_gemma and "norm" in name else 0.0
         if (renamed := _renamed(name, names)) is not None:
             tensors[renamed] = tensor.float() + plus_one
-    if config.tie_word_embeddings:
+    if theirs.config.tie_word_embeddings:
         tensors.pop("output.weight", None)
+    return tensors
+
+
+def write_gguf(theirs: Any, path: Path) -> None:
+    """Write a transformers Llama as a GGUF file with a tokenizer of single bytes."""
+    config = theirs.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny-llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([chr(0x100 + index) for index in range(config.vocab_size)])
+    writer.add_token_types([1] * config.vocab_size)
+    writer.add_token_merges([])
+    writer.add_eos_token_id(config.vocab_size - 1)
+    heads = {"attn_q.weight": config.num_attention_heads, "attn_k.weight": config.num_key_value_heads}
+    for name, tensor in _tensors(theirs).items():
+        if (count := heads.get(name.split(".", 2)[-1])) is not None:
+            halves = tensor.view(count, 2, config.head_dim // 2, -1)
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        writer.add_tensor(name, tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def engine_model(theirs: Any, dtype: torch.dtype = torch.float32) -> Model:
+    """Return the bundled engine's model with the weights of a transformers model."""
+    config = theirs.config
+    is_gemma = "gemma3" in config.model_type
+    tensors = _tensors(theirs)
     rope = config.rope_parameters
     own = ModelConfig(
         name=f"tiny-{config.model_type}",

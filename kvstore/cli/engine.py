@@ -1,0 +1,309 @@
+"""`kvstore engine`: the bundled engine at a terminal, or behind a socket."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvstore.cli.connection import JsonOption
+from kvstore.cli.output import count_text, duration_text, emit_json, percent_text, say, styled
+from kvstore.errors import InvalidArgument
+from kvstore.quantities import parse_bytes
+
+if TYPE_CHECKING:
+    from kvstore.engine.engine import Engine
+    from kvstore.engine.request import Answer, Usage
+    from kvstore.engine.text import Codec
+    from kvstore.engine.worker import Worker
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    help="A small engine that shows what the store does for one. Without a daemon it computes everything.",
+)
+
+ModelOption = Annotated[
+    str, typer.Option("--model", "-m", metavar="FILE", help="A GGUF file, or smollm2 or gemma3-270m.")
+]
+AddressOption = Annotated[
+    str,
+    typer.Option(
+        "--address", "-a", envvar="KVSTORE_ADDRESS", help="The daemon. Default: this user's own.",
+        show_default=False,
+    ),
+]  # fmt: skip
+NoStoreOption = Annotated[bool, typer.Option("--no-store", help="Do not use a daemon at all.")]
+PoolOption = Annotated[str, typer.Option("--pool", metavar="SIZE", help="Device memory for keys and values.")]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="float32 or bfloat16.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="A torch device: cpu, cuda, ...")]
+NewOption = Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Length of an answer.")]
+TemperatureOption = Annotated[float, typer.Option("--temperature", min=0.0, help="0: the likeliest token.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="For temperatures above 0.")]
+ClassOption = Annotated[str, typer.Option("--class", help="Retention class of what is stored.")]
+PricesOption = Annotated[
+    Path | None, typer.Option("--prices", metavar="FILE", help="TOML with prices: what hits saved, in money.")
+]
+PrefillOption = Annotated[
+    list[Path] | None,
+    typer.Option("--prefill-worker", metavar="SOCKET", help="Let this worker compute prompts; repeatable."),
+]
+DecodeOption = Annotated[
+    list[Path] | None,
+    typer.Option("--decode-worker", metavar="SOCKET", help="Let this worker answer; repeatable."),
+]
+
+
+class Role(StrEnum):
+    """What a worker is for. Any can do both; a prefill worker answers when its blocks are in the daemon."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The options that every command shares."""
+
+    model: str
+    address: str
+    no_store: bool
+    pool: str
+    dtype: str
+    device: str
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from stdin.")],
+    model: ModelOption = "smollm2",
+    max_new_tokens: NewOption = 64,
+    temperature: TemperatureOption = 0.0,
+    seed: SeedOption = 0,
+    retention_class: ClassOption = "agent",
+    ids: Annotated[bool, typer.Option("--ids", help="The prompt is token ids, separated by spaces.")] = False,
+    prefill_worker: PrefillOption = None,
+    decode_worker: DecodeOption = None,
+    address: AddressOption = "",
+    no_store: NoStoreOption = False,
+    pool: PoolOption = "1GiB",
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
+    prices: PricesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a text, and say where its prefix came from.
+
+    Examples:
+
+      kvstore engine generate "The capital of France is"
+
+      kvstore engine generate - < prompt.txt --json
+
+      kvstore engine generate "Hello" --prefill-worker p.sock --decode-worker d.sock
+    """
+    from kvstore.engine.request import Request, Sampling
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    choices = Choices(model=model, address=address, no_store=no_store, pool=pool, dtype=dtype, device=device)
+    codec = None if ids else _codec(model)
+    tokens = tuple(codec.encode(text) if codec else _ids(text))
+    request = Request(
+        prompt=tokens,
+        max_new_tokens=max_new_tokens,
+        sampling=Sampling(temperature=temperature, seed=seed),
+        stop_ids=codec.stop_ids if codec else frozenset(),
+        retention_class=retention_class,
+    )
+    with _worker(choices, prefill_worker or [], decode_worker or []) as worker:
+        answer = worker.submit(request, on_token=_teller(codec, is_silent=as_json)).result()
+    if as_json:
+        emit_json(
+            {"text": codec.decode(answer.ids) if codec else None}
+            | {"ids": answer.ids, "ended_by": answer.ended_by, "usage": _plain(answer.usage)}
+        )
+        return
+    typer.echo()
+    say(_line(answer))
+    _say_savings(answer, prices)
+
+
+@app.command()
+def chat(
+    model: ModelOption = "smollm2",
+    max_new_tokens: NewOption = 256,
+    temperature: TemperatureOption = 0.0,
+    seed: SeedOption = 0,
+    retention_class: ClassOption = "chat",
+    system: Annotated[str, typer.Option("--system", help="A system message.")] = "",
+    prefill_worker: PrefillOption = None,
+    decode_worker: DecodeOption = None,
+    address: AddressOption = "",
+    no_store: NoStoreOption = False,
+    pool: PoolOption = "1GiB",
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
+    prices: PricesOption = None,
+) -> None:
+    """Talk to the model; every turn says what was found where and what was computed. Ctrl-D ends.
+
+    The history is sent again with every turn, as engines get it: the answer
+    before is found in the pool, after a restart in the daemon.
+    """
+    from kvstore.engine.request import Request, Sampling
+
+    codec = _codec(model)
+    choices = Choices(model=model, address=address, no_store=no_store, pool=pool, dtype=dtype, device=device)
+    messages = [{"role": "system", "content": system}] if system else []
+    with _worker(choices, prefill_worker or [], decode_worker or []) as worker:
+        for line in _lines():
+            messages.append({"role": "user", "content": line})
+            request = Request(
+                prompt=tuple(codec.chat(messages)),
+                max_new_tokens=max_new_tokens,
+                sampling=Sampling(temperature=temperature, seed=seed),
+                stop_ids=codec.stop_ids,
+                retention_class=retention_class,
+            )
+            answer = worker.submit(request, on_token=_teller(codec, is_silent=False)).result()
+            messages.append({"role": "assistant", "content": codec.decode(answer.ids)})
+            typer.echo()
+            say(_line(answer))
+            _say_savings(answer, prices)
+
+
+@app.command("serve-worker")
+def serve_worker(
+    listen: Annotated[Path, typer.Argument(metavar="SOCKET", help="Unix socket to serve at.")],
+    role: Annotated[Role, typer.Option("--role", help="What it is for.")] = Role.BOTH,
+    model: ModelOption = "smollm2",
+    address: AddressOption = "",
+    no_store: NoStoreOption = False,
+    pool: PoolOption = "1GiB",
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
+) -> None:
+    """Serve an engine at a unix socket until SIGTERM; prefill and decode workers meet in the daemon."""
+    from kvstore.engine.worker import WorkerServer
+
+    choices = Choices(model=model, address=address, no_store=no_store, pool=pool, dtype=dtype, device=device)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    with _engine(choices) as engine:
+        server = WorkerServer(engine, listen, flushes=role is not Role.DECODE)
+        typer.echo(f"serving {model} at {listen} as {role}: {engine.costs}")
+        sys.stdout.flush()
+        ended.wait()
+        server.close()
+
+
+@contextmanager
+def _worker(choices: Choices, prefill: list[Path], decode: list[Path]) -> Iterator[Worker]:
+    """Yield the workers that were named, or an engine of this process."""
+    if prefill or decode:
+        from kvstore.engine.pair import PrefillDecode
+        from kvstore.engine.worker import RemoteWorker
+
+        yield PrefillDecode([RemoteWorker(path) for path in prefill], [RemoteWorker(path) for path in decode])
+        return
+    with _engine(choices) as engine:
+        yield engine
+
+
+@contextmanager
+def _engine(choices: Choices) -> Iterator[Engine]:
+    from kvstore.client import Client
+    from kvstore.engine.assembly import EngineOptions, build_engine, dtype_named, load_model
+    from kvstore.engine.models import find_model
+
+    options = EngineOptions(
+        pool_bytes=parse_bytes(choices.pool), dtype=dtype_named(choices.dtype), device=choices.device
+    )
+    client = None if choices.no_store else Client(choices.address or None)
+    engine = build_engine(load_model(find_model(choices.model), options), client, options)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        if client is not None:
+            client.close()
+
+
+def _codec(model: str) -> Codec:
+    from kvstore.engine.models import find_model
+    from kvstore.engine.text import GgufCodec
+
+    return GgufCodec.read(find_model(model))
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split()]
+    except ValueError as error:
+        raise InvalidArgument(f"--ids: {error}") from error
+
+
+def _lines() -> Iterator[str]:
+    while True:
+        try:
+            line = input(styled("you> ", "bold") if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        if line.strip():
+            yield line
+
+
+def _teller(codec: Codec | None, *, is_silent: bool) -> Any:
+    """Return what prints an answer as it comes; a character may take more than one token."""
+    ids: list[int] = []
+    shown = 0
+
+    def tell(token: int) -> None:
+        nonlocal shown
+        ids.append(token)
+        text = codec.decode(ids) if codec else " ".join(map(str, ids))
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            sys.stdout.write(text[shown:])
+            sys.stdout.flush()
+            shown = len(text)
+
+    return (lambda _: None) if is_silent else tell
+
+
+def _line(answer: Answer) -> str:
+    """Return one turn in a line."""
+    usage = answer.usage
+    found = ", ".join(f"{tier} {count_text(count)}" for tier, count in usage.hits.items()) or "nothing found"
+    rest = usage.seconds - usage.first_token_seconds
+    speed = (usage.generated - 1) / rest if usage.generated > 1 and rest > 0 else 0.0
+    return (
+        f"prompt {count_text(usage.input)} tokens ({percent_text(usage.hit, usage.input)} hit: {found}), "
+        f"computed {count_text(usage.computed)}, first token {duration_text(usage.first_token_seconds)}, "
+        f"{speed:.1f} tokens/s" + (f"; prefix ended: {usage.reason}" if usage.reason else "")
+    )
+
+
+def _say_savings(answer: Answer, prices: Path | None) -> None:
+    if prices is not None:
+        from kvstore.trace.prices import read_prices
+
+        paid = read_prices(prices)
+        hours = paid.gpu_hours(answer.usage.hit)
+        say(f"hits saved {hours * 3600:.3g} accelerator-seconds, {hours * paid.gpu_hour:.3g} in money")
+
+
+def _plain(usage: Usage) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(usage)))
+    return plain
