@@ -20,7 +20,7 @@ from kvstore.cli.output import (
     emit_json,
     progress,
 )
-from kvstore.cli.simulate import BlockOption, JsonOption, StrictOption, TraceArgument, read_trace, ttl_of
+from kvstore.cli.traces import BlockOption, JsonOption, StrictOption, TraceArgument, read_trace, ttl_of
 from kvstore.errors import InvalidArgument
 from kvstore.trace.planner import Point, check_scale, knee_of, sweep, ttls_within
 from kvstore.trace.requests import TraceFile

@@ -12,10 +12,11 @@ from kvstore.errors import InvalidArgument
 from kvstore.trace.blocks import IDS_MAX, TraceRequest
 from kvstore.trace.classing import ClassRules
 from kvstore.trace.formats import Parser, TraceFormat, block_tokens_of, detect
-from kvstore.trace.streams import open_text
+from kvstore.trace.streams import open_text, size_of
 
 __all__ = ["IDS_MAX", "Complain", "TraceFile", "TraceFormat", "TraceRequest"]
 
+PROGRESS_EVERY = 256
 HEAD_LINES = 100
 """A trace whose first lines are bad is still a trace."""
 SESSION_GAP_SECONDS = 120.0
@@ -42,6 +43,7 @@ class TraceFile:
     ) -> None:
         self.path = path
         self.lines_skipped = 0
+        self._done_bytes = 0
         self._complain = complain
         self._rules = rules or ClassRules()
         self._gap_ms = round(1000 * session_gap_seconds)
@@ -71,13 +73,15 @@ class TraceFile:
         if self.path.is_dir():
             paths = sorted(path for path in self.path.iterdir() if path.is_file())
         for number, path in enumerate(paths, 1):
-            with open_text(path) as text:
+            done = self._done_bytes
+            with open_text(path) as (text, position):
                 for line, document, fault in _lines(text):
+                    self._done_bytes = done + position()
                     yield (number if self.path.is_dir() else line), document, fault
 
     def __iter__(self) -> Iterator[TraceRequest]:
         """Yield the requests in file order; a bad line is reported with its number and skipped."""
-        self.lines_skipped = 0
+        self.lines_skipped = self._done_bytes = 0
         parser = Parser(
             self.form,
             block_tokens=self.block_tokens,
@@ -99,9 +103,19 @@ class TraceFile:
         if self._complain is not None:
             self._complain(number, fault)
 
-    def sorted(self) -> list[TraceRequest]:
-        """Return the requests by (timestamp, file order)."""
-        return sorted(self, key=lambda request: request.timestamp_ms)
+    @property
+    def size_bytes(self) -> int:
+        """How much there is to read, packed as it is."""
+        return size_of(self.path)
+
+    def sorted(self, on_progress: Callable[[int], None] | None = None) -> list[TraceRequest]:
+        """Return the requests by (timestamp, file order); `on_progress` hears of bytes read."""
+        requests = []
+        for request in self:
+            requests.append(request)
+            if on_progress is not None and not len(requests) % PROGRESS_EVERY:
+                on_progress(self._done_bytes)
+        return sorted(requests, key=lambda request: request.timestamp_ms)
 
 
 def _lines(text: IO[str]) -> Iterator[tuple[int, Any, str]]:

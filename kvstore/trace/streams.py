@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,17 +18,25 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 @contextmanager
-def open_text(path: Path) -> Iterator[IO[str]]:
+def open_text(path: Path) -> Iterator[tuple[IO[str], Callable[[], int]]]:
     """Open a file, or standard input for `-`, as UTF-8 text; undecodable bytes become bad lines, not errors.
+    Beside it comes what tells how many bytes of the file were read.
 
     Errors: InvalidArgument when it cannot be opened or read, or when zstd is not installed.
     """
     try:
         with _raw(path) as raw, _unpacked(path, raw) as unpacked:
             text = io.TextIOWrapper(cast(IO[bytes], unpacked), encoding="utf-8", errors="replace")
-            yield text
+            yield text, raw.tell
     except (OSError, EOFError) as error:
         raise InvalidArgument(f"trace {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def size_of(path: Path) -> int:
+    """Return how many bytes a file, a folder or standard input holds, packed as they are."""
+    if path == STDIN:
+        return len(standard_input())
+    return sum(item.stat().st_size for item in (path.iterdir() if path.is_dir() else (path,)))
 
 
 @contextmanager
