@@ -132,18 +132,8 @@ def simulate(
     )
     if priced is not None and not room.block_bytes:
         raise InvalidArgument("--prices: storage is priced by bytes; --bytes-per-token is needed")
-    simulator = Simulator(
-        block_tokens=file.block_tokens,
-        capacity_blocks=room.host_blocks,
-        classes=classes,
-        policy=POLICIES[policy.value](),
-        block_bytes=room.block_bytes or 1,
-        ssd_bytes=room.ssd_bytes,
-        segment_bytes=room.segment_bytes,
-    )
     skipped = _warm_up(warm_up, requests)
-    with progress("simulate", total=len(requests)) as bar:
-        tally = simulator.run(requests, bar.to, warm_up=skipped)
+    tally = _run(file, requests, classes, room, policy.value, skipped)
     bill = _bill(priced, tally, room) if priced is not None else None
     document = _document(tally, file, classes, room, policy.value, skipped, bill)
     if as_json:
@@ -151,6 +141,27 @@ def simulate(
     else:
         _sheet(tally, classes, room, bill, document).show()
     raise typer.Exit(EXIT_FINE)
+
+
+def _run(
+    file: TraceFile,
+    requests: Sequence[TraceRequest],
+    classes: Sequence[RetentionClass],
+    room: Room,
+    policy: str,
+    skipped: int,
+) -> Tally:
+    simulator = Simulator(
+        block_tokens=file.block_tokens,
+        capacity_blocks=room.host_blocks,
+        classes=classes,
+        policy=POLICIES[policy](),
+        block_bytes=room.block_bytes or 1,
+        ssd_bytes=room.ssd_bytes,
+        segment_bytes=room.segment_bytes,
+    )
+    with progress("simulate", total=len(requests)) as bar:
+        return simulator.run(requests, bar.to, warm_up=skipped)
 
 
 def _check_times(

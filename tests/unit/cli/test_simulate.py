@@ -95,7 +95,7 @@ def test_a_warm_up_is_left_out_of_the_counts(mixed: Path, capsys: pytest.Capture
 def test_tiers_are_told_apart(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--bytes-per-token", "2048", "--segment-bytes", "4MiB"]
     found = document(capsys, str(mixed), *sizes, "--host-capacity", "3", "--ssd-capacity", "64MiB")
-    # Host memory holds three of four blocks: the oldest tail is read back from SSD, and so is what that evicts.
+    # Host memory holds three of four blocks: the oldest tail is read back from SSD, and what that evicts too.
     assert found["token_hit_rate"] == 0.5
     assert found["hit_tokens_by_tier"]["ssd"] > 0
     assert sum(found["hit_tokens_by_tier"].values()) == found["hit_tokens"] == 64
