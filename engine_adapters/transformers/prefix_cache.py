@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 SUFFIX_TOKENS_MIN = 16
 """Rows that a hit leaves to compute. One to three rows run other kernels than a whole prompt: logits differ
 in the last bits. From four rows on they are equal bit for bit (float32, SmolLM2, torch 2.13, AVX-512)."""
-FETCH_SECONDS_MIN = 0.05
 SAVE_BYTES_MAX = 64 << 20
 """Blocks are packed and put in portions of about this size: a long prompt needs no second copy of itself."""
 TokenIds = Sequence[int] | npt.NDArray[np.integer] | torch.Tensor
@@ -112,6 +111,7 @@ class PrefixCache:
     and no two logits lie closer than rounding (about 3e-5); bfloat16 rounds differently for other row counts.
     Keys and values of an answer were computed one row at a time: they equal those of a prefill within the
     same rounding.
+    A fetch has as long as computing would take, within `fetch_seconds_min` and `fetch_seconds_max`.
     `staging_bytes` of memory are touched at the start and kept for fetches that fit, as engines do with their
     pools: a first touch costs more than the copy itself.
     Errors: InvalidArgument when the model cannot be stored; LayoutMismatch when the store has it with other
@@ -132,6 +132,7 @@ class PrefixCache:
         weights: str | None = None,
         suffix_tokens_min: int = SUFFIX_TOKENS_MIN,
         match_seconds_max: float = 0.020,
+        fetch_seconds_min: float = 0.05,
         fetch_seconds_max: float = 2.0,
         save_seconds_max: float = 2.0,
         staging_bytes: int = 0,
@@ -156,6 +157,7 @@ class PrefixCache:
         )
         self._suffix_tokens_min = suffix_tokens_min
         self._match_seconds_max = match_seconds_max
+        self._fetch_seconds_min = fetch_seconds_min
         self._fetch_seconds_max = fetch_seconds_max
         self._save_seconds_max = save_seconds_max
         self._staging = self.engine.shape.new_blocks(staging_bytes // self.engine.shape.block_bytes)
@@ -247,9 +249,12 @@ class PrefixCache:
         begun = self._clock.monotonic()
         fits = match.blocks <= len(self._staging)
         blocks = self._staging[: match.blocks] if fits else self.engine.shape.new_blocks(match.blocks)
-        fetched = self._blocks.fetch(match, blocks, deadline_seconds=self._fetch_deadline(match.blocks))
-        outcome = ReleaseOutcome.USED if fetched.blocks else ReleaseOutcome.UNUSED
-        self._blocks.release(match, used=fetched.blocks, outcome=outcome)
+        used, outcome = 0, ReleaseOutcome.UNUSED
+        try:
+            fetched = self._blocks.fetch(match, blocks, deadline_seconds=self._fetch_deadline(match.blocks))
+            used, outcome = fetched.blocks, ReleaseOutcome.USED if fetched.blocks else ReleaseOutcome.UNUSED
+        finally:  # also when the request is given up
+            self._blocks.release(match, used=used, outcome=outcome)
         result.fetch_seconds = self._clock.monotonic() - begun
         if fetched.blocks < match.blocks:
             result.reason = fetched.reason
@@ -265,7 +270,7 @@ class PrefixCache:
     def _fetch_deadline(self, blocks: int) -> float:
         """A fetch is given up when computing would have been as fast, once the model's pace is known."""
         recompute = blocks * self.namespace.block_tokens * self._row_seconds
-        return min(self._fetch_seconds_max, max(FETCH_SECONDS_MIN, recompute))
+        return min(self._fetch_seconds_max, max(self._fetch_seconds_min, recompute))
 
     def save(self, token_ids: TokenIds, past: Any, *, first_block: int = 0) -> Saved:
         """Put the full blocks from `first_block` on that `past` holds the keys and values of.

@@ -1,10 +1,13 @@
-"""The smallest engine passes the suite for engine adapters, as two ranks."""
+"""Adapters that pass the suite: the smallest one as two ranks, transformers with a tiny and a real model."""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 
 from kvstore.testing.adapter_suite import AdapterSuite, Engine, Sizes
+from kvstore.testing.adapter_suite.process import Nursery
 from kvstore.testing.adapter_suite.toy import VOCABULARY, ToyEngine
 
 
@@ -19,3 +22,44 @@ class TestToyEngineOfTwoRanks(AdapterSuite):
     def start_engine(cls, address: str | None, *, patience_seconds: float, other_model: bool) -> Engine:
         weights = "v2" if other_model else "v1"
         return ToyEngine(address, patience_seconds=patience_seconds, weights=weights, ranks=cls.ranks)
+
+
+class TestTransformers(AdapterSuite):
+    sizes = Sizes(
+        vocabulary=500,
+        prompt_tokens=100,
+        block_tokens=16,
+        full_hit_tokens=80,
+        arena_bytes=16 << 20,
+    )
+    model = "tiny"
+    nursery: Nursery
+
+    @classmethod
+    def setup_class(cls) -> None:
+        cls.nursery = Nursery([sys.executable, "-m", "tests.e2e.transformers_engine", cls.model])
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        cls.nursery.close()
+
+    @classmethod
+    def start_engine(cls, address: str | None, *, patience_seconds: float, other_model: bool) -> Engine:
+        return cls.nursery.engine(
+            {
+                "address": address,
+                "patience_seconds": patience_seconds,
+                "other_model": other_model,
+                "block_tokens": cls.sizes.block_tokens,
+            }
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(420)  # the first run on a machine converts the model
+class TestTransformersWithSmolLM2(TestTransformers):
+    sizes = Sizes(
+        vocabulary=49_000, prompt_tokens=200, block_tokens=64, full_hit_tokens=128, arena_bytes=64 << 20
+    )
+    model = "smollm2"

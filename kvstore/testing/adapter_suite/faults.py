@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 
 from kvstore.arena import Arena
@@ -10,6 +12,7 @@ from kvstore.testing.adapter_suite.tap import Message, Tap
 from kvstore.types import DIGEST_BYTES, PAGE_BYTES
 
 U32_BYTES = 4
+News = TypeVar("News", pb.SessionReply, pb.FetchReply)
 
 
 def lost(message: Message) -> None:
@@ -31,7 +34,7 @@ def rot(tap: Tap, reply: pb.SessionReply, *, block: int, part: int | None = None
     return reply
 
 
-def failed_load(reply: pb.SessionReply, *, blocks: int) -> pb.SessionReply:
+def failed_load(reply: News, *, blocks: int) -> News:
     """Make of news of a load that it failed behind the first `blocks` blocks, as a disk's error would."""
     event = reply.progress
     kept = [_head(extent, blocks - extent.first) for extent in event.extents if extent.first < blocks]

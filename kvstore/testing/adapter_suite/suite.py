@@ -100,7 +100,12 @@ class AdapterSuite:
         name = f"rot {block}"
         stage.store(name)
         tap = stage.daemon.tap
-        rule = tap.on("match reply", lambda reply: faults.rot(tap, reply, block=block), times=1)
+        rule = tap.on(
+            "match reply",
+            lambda reply: faults.rot(tap, reply, block=block),
+            applies=lambda reply: bool(reply.match.extents),  # not of a probe
+            times=1,
+        )
         with stage.engine() as engine:
             self._hits_at_most(stage.ask(engine, name), block, rule)
 

@@ -19,10 +19,15 @@ import grpc
 from kvstore.rpc.channel import AUTHORIZATION, CLIENT_OPTIONS, SERVER_OPTIONS
 from kvstore.rpc.v1 import data_pb2 as pb
 
-SESSION = "/kvstore.v1.Data/Session"
+SESSION, FETCH = "/kvstore.v1.Data/Session", "/kvstore.v1.Data/Fetch"
+REPLIES: dict[str, type[pb.SessionReply] | type[pb.FetchReply]] = {
+    SESSION: pb.SessionReply,
+    FETCH: pb.FetchReply,
+}
+"""Where news of a load travel: to who matched, or, on a stream of its own, to who was handed the lease."""
 STREAMS_MAX = 64
 CALL_SECONDS_MAX = 1e6
-Message = pb.SessionRequest | pb.SessionReply
+Message = pb.SessionRequest | pb.SessionReply | pb.FetchReply
 Act = Callable[[Any], Message | None]
 """Gets a message and returns what is handed on in its place; None for nothing. It may take its time."""
 
@@ -65,7 +70,7 @@ class Tap:
     def on(
         self, kind: str, act: Act, *, times: int = 1 << 30, applies: Callable[[Any], bool] = lambda _: True
     ) -> Rule:
-        """Set a rule for a kind of session message, such as `match request` or `progress reply`."""
+        """Set a rule for a kind of message, such as `match request` or `progress reply`."""
         rule = Rule(kind, act, applies, times)
         with self._lock:
             self._rules.append(rule)
@@ -81,19 +86,17 @@ class Tap:
     ) -> Iterator[bytes]:
         said = context.invocation_metadata()
         metadata = tuple((key, value) for key, value in said if key == AUTHORIZATION)
-        is_session = method == SESSION
         with grpc.insecure_channel(self._daemon_address, CLIENT_OPTIONS) as channel:
             stream: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
-            send = self._requests(requests, is_session)
             left = (
                 context.time_remaining()
             )  # centuries for a call without a deadline: the library chokes on it
             timeout = left if left < CALL_SECONDS_MAX else None
-            call = stream(send, timeout=timeout, metadata=metadata)
+            call = stream(self._requests(method, requests), timeout=timeout, metadata=metadata)
             context.add_callback(lambda: _cancel(call))
             try:
                 for reply in call:
-                    handed = self._reply(reply) if is_session else reply
+                    handed = self._reply(method, reply)
                     if handed is not None:
                         yield handed
             except grpc.RpcError as error:
@@ -101,10 +104,10 @@ class Tap:
                 context.set_trailing_metadata(tuple((k, v) for k, v in ended.trailing_metadata() or ()))
                 context.abort(ended.code(), ended.details() or "")
 
-    def _requests(self, requests: Iterator[bytes], is_session: bool) -> Iterator[bytes]:
+    def _requests(self, method: str, requests: Iterator[bytes]) -> Iterator[bytes]:
         with contextlib.suppress(Exception):  # the engine is gone; so is its stream to the daemon
             for request in requests:
-                if not is_session:
+                if method != SESSION:
                     yield request
                     continue
                 message = pb.SessionRequest.FromString(request)
@@ -112,11 +115,15 @@ class Tap:
                 if handed is not None:
                     yield handed.SerializeToString()
 
-    def _reply(self, reply: bytes) -> bytes | None:
-        message = pb.SessionReply.FromString(reply)
-        if message.WhichOneof("answer") == "hello":
+    def _reply(self, method: str, reply: bytes) -> bytes | None:
+        kind = REPLIES.get(method)
+        if kind is None:
+            return reply
+        message = kind.FromString(reply)
+        said = message.WhichOneof("answer" if isinstance(message, pb.SessionReply) else "message")
+        if isinstance(message, pb.SessionReply) and said == "hello":
             self.hello = message.hello
-        handed = self._apply(f"{message.WhichOneof('answer')} reply", message)
+        handed = self._apply(f"{said} reply", message)
         return None if handed is None else handed.SerializeToString()
 
     def _apply(self, kind: str, message: Message) -> Message | None:

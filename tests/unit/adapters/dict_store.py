@@ -41,7 +41,7 @@ class DictStore:
 
     blocks: dict[BlockHash, bytes] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
-    raises: dict[str, Exception] = field(default_factory=dict)
+    raises: dict[str, BaseException] = field(default_factory=dict)
     fetch_stops_at: int | None = None
     put_blocks_max: int = 1 << 30
     released: list[tuple[int, ReleaseOutcome]] = field(default_factory=list)

@@ -159,6 +159,15 @@ def test_a_failing_store_never_fails_a_request(model: Any, verb: str, error: Exc
         assert (result.hit_tokens, result.prefill.reason) == (0, MissReason.TIER_DOWN)
 
 
+def test_a_request_given_up_in_a_fetch_gives_its_lease_back(model: Any) -> None:
+    store, ids = DictStore(), tokens(100)
+    cache_of(model, store).prefill(ids)
+    store.raises["fetch"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        cache_of(model, store).prefill(ids)
+    assert store.released == [(0, ReleaseOutcome.UNUSED)]
+
+
 @pytest.mark.parametrize("delivered", [0, 1, 3])
 def test_a_short_delivery_is_a_short_hit(model: Any, delivered: int) -> None:
     store, ids = DictStore(), tokens(100)

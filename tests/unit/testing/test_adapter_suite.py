@@ -13,9 +13,10 @@ import pytest
 from kvstore.client import Client, Fetched, Match, Put, Ticket
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
-from kvstore.testing.adapter_suite import AdapterSuite, Engine, Sizes, Stage
+from kvstore.testing.adapter_suite import AdapterSuite, Engine, Sizes
 from kvstore.testing.adapter_suite.daemon import TriedDaemon
 from kvstore.testing.adapter_suite.harness import Answer
+from kvstore.testing.adapter_suite.stage import Stage
 from kvstore.testing.adapter_suite.toy import VOCABULARY, Kv, ToyEngine, ToyRank
 from kvstore.types import BlockHash, MissReason
 
