@@ -196,7 +196,7 @@ def _run_view(frame: StoredFrame, first: int, end: int) -> RunView:
         ssd_blocks=end - first,
         retention_class=frame.retention_class,
         written_at=frame.written_at,
-        touched_at=frame.written_at,
+        touched_at=frame.touched_at or frame.written_at,
         expires_at=None,
         bytes=(end - first) * sum(part.stride_bytes for part in frame.parts),
         provenance=frame.provenance,

@@ -27,7 +27,7 @@ from kvstore.errors import UnknownNamespace
 from kvstore.events import Events
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
-from kvstore.tiers.base import FrameKind, FrameLocation, HostMemory, TouchNote
+from kvstore.tiers.base import FrameKind, FrameLocation, HostMemory
 from kvstore.types import HASH_BYTES, Addressing, Fingerprint, MissReason, Tier, key_at, split_keys
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Catalog:
             for piece in item.slices:
                 if piece.frame.location is not None:
                     self.segments.touch(piece.frame, item.retention_class, item.since)
-                    self.note_touch(piece.frame)
+                    self.plan.touched[piece.frame] = None
 
     def came_back(self, node: Node) -> None:
         """A node has blocks in host memory again: it joins the order, and its ancestors stay behind it."""
@@ -143,12 +143,6 @@ class Catalog:
         than kept too long.
         """
         return frame.nodes[0] if len(frame.nodes) == 1 else min(frame.nodes, key=self.retention.end)
-
-    def note_touch(self, frame: Frame) -> None:
-        """Remember on disk by whom a frame is held, and since when."""
-        if frame.location is not None:
-            node = self.soonest(frame)
-            self.plan.notes.append(TouchNote(frame.location, node.retention_class, node.since))
 
     def write_time(self, state: NamespaceState, keys: bytes, now: float) -> float:
         """Return the time of writing of new copies of blocks: now, or later than that of an older copy on SSD

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvstore.tiers.base import FrameLocation, TouchNote
+from kvstore.core.frames import Frame
+from kvstore.tiers.base import FrameLocation
 
 
 @dataclass(slots=True)
@@ -15,10 +16,11 @@ class Plan:
     calls: list[Callable[[], None]] = field(default_factory=list)
     unlink: list[int] = field(default_factory=list)
     delete: list[FrameLocation] = field(default_factory=list)
-    notes: list[TouchNote] = field(default_factory=list)
+    touched: dict[Frame, None] = field(default_factory=dict)
+    """Frames on SSD whose touches changed."""
 
     def take(self) -> Plan:
         """Return what is collected and start afresh."""
-        taken = Plan(self.calls, self.unlink, self.delete, self.notes)
-        self.calls, self.unlink, self.delete, self.notes = [], [], [], []
+        taken = Plan(self.calls, self.unlink, self.delete, self.touched)
+        self.calls, self.unlink, self.delete, self.touched = [], [], [], {}
         return taken

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Frame, Node, Slice
 from kvstore.core.loose import WHOLE
-from kvstore.tiers.base import FrameKind, RecoveredFrame, TouchNote
+from kvstore.core.touches import recovered_slices
+from kvstore.tiers.base import FrameKind, RecoveredFrame, SliceTouch
 from kvstore.types import BlockHash, key_at, split_keys
 
 
@@ -17,6 +18,7 @@ class Rebuild:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
+        self._now = catalog.retention.now()
         self.frames_skipped = 0
 
     def run(self, recovered: Iterable[RecoveredFrame]) -> None:
@@ -63,13 +65,14 @@ class Rebuild:
     def _loose(self, state: NamespaceState, item: RecoveredFrame) -> None:
         """Insert the blocks of a frame up to the first that a newer frame brought."""
         frame = self._frame(item)
+        held = recovered_slices(item.header, item.touches, now=self._now)[0]
         part = frame.parts[0].index if frame.kind is FrameKind.SIDE else WHOLE
         there = [state.loose.get(key, part) is not None for key in split_keys(frame.keys)]
         if there[0]:
             self._catalog.plan.delete.append(item.location)
             return
         node = state.loose.insert(
-            frame, part=part, retention_class=item.retention_class, since=self._since(item)
+            frame, part=part, retention_class=held.retention_class, since=held.touched_at
         )
         if True in there:
             state.loose.truncate(node, there.index(True))
@@ -90,7 +93,7 @@ class Rebuild:
                 self._insert(state, frame, item, range(position, start), branches)
             if matched < node.count:
                 state.runs.split(node, matched)
-            self._replace(node, frame, item, start)
+            self._replace(state, node, frame, item, start)
             position = start + matched
         if position < frame.count:
             self._insert(state, frame, item, range(position, frame.count), branches)
@@ -102,22 +105,41 @@ class Rebuild:
     def _insert(
         self, state: NamespaceState, frame: Frame, item: RecoveredFrame, blocks: range, branches: list[int]
     ) -> None:
-        parent = key_at(frame.keys, blocks.start - 1) if blocks.start else frame.parent
-        piece = Slice(frame, blocks.start, len(blocks))
-        node = state.runs.insert(
-            parent, [piece], retention_class=item.retention_class, since=self._since(item)
-        )
-        offset = blocks.start
-        for index in branches:
-            if offset < index + 1 < blocks.stop:
-                node, offset = state.runs.split(node, index + 1 - offset), index + 1
-        if not branches and node.parent is not None:
-            state.runs.join(node.parent)
+        for held, some in self._held(item, blocks):
+            parent = key_at(frame.keys, some.start - 1) if some.start else frame.parent
+            node = state.runs.insert(
+                parent,
+                [Slice(frame, some.start, len(some))],
+                retention_class=held.retention_class,
+                since=held.touched_at,
+            )
+            offset = some.start
+            for index in branches:
+                if offset < index + 1 < some.stop:
+                    node, offset = state.runs.split(node, index + 1 - offset), index + 1
+            if not branches and node.parent is not None:
+                state.runs.join(node.parent)
 
-    def _replace(self, node: Node, frame: Frame, item: RecoveredFrame, start: int) -> None:
+    def _held(self, item: RecoveredFrame, blocks: range) -> Iterator[tuple[SliceTouch, range]]:
+        """Yield who holds which of the blocks, in order."""
+        for held in recovered_slices(item.header, item.touches, now=self._now):
+            some = range(max(held.first, blocks.start), min(held.first + held.count, blocks.stop))
+            if some:
+                yield held, some
+
+    def _replace(
+        self, state: NamespaceState, node: Node, frame: Frame, item: RecoveredFrame, start: int
+    ) -> None:
         """Let a node stand for a newer frame's blocks from `start` on."""
         if any(_age_of(piece.frame) > _age(item) for piece in node.slices):
             return
+        for held, some in self._held(item, range(start, start + node.count)):
+            rest = state.runs.split(node, len(some)) if len(some) < node.count else node
+            self._take_over(node, frame, held, some.start)
+            node = rest
+
+    def _take_over(self, node: Node, frame: Frame, held: SliceTouch, start: int) -> None:
+        is_copy = all(piece.frame.written_at == frame.written_at for piece in node.slices)
         for old in {id(piece.frame): piece.frame for piece in node.slices}.values():
             old.nodes.remove(node)
             if old.nodes:
@@ -125,7 +147,12 @@ class Rebuild:
             else:
                 self._catalog.discard(old)
         node.slices = [Slice(frame, start, node.count)]
-        node.retention_class, node.since = item.retention_class, self._since(item)
+        end = held.touched_at + self._catalog.retention.held_by(held.retention_class).ttl_seconds
+        if is_copy and self._catalog.retention.end(node) > end:
+            # Word of the last touch came to the other of two copies of the same put.
+            self._catalog.plan.touched[frame] = None
+        else:
+            node.retention_class, node.since = held.retention_class, held.touched_at
         if node not in frame.nodes:
             frame.nodes.append(node)
 
@@ -143,15 +170,10 @@ class Rebuild:
             provenance=header.provenance,
         )
 
-    def _since(self, item: RecoveredFrame) -> float:
-        """A touch from the future (a clock that was set back) counts as one of now."""
-        return min(item.touched_at, self._catalog.retention.now())
-
     def _place(self, frame: Frame, item: RecoveredFrame) -> None:
-        since = self._since(item)
-        self._catalog.segments.place(frame, item.location, retention_class=item.retention_class, since=since)
-        if since < item.touched_at:
-            self._catalog.plan.notes.append(TouchNote(item.location, item.retention_class, since))
+        self._catalog.segments.place(frame, item.location)
+        if max((touch.touched_at for touch in item.touches), default=item.header.written_at) > self._now:
+            self._catalog.plan.touched[frame] = None
         if self._catalog.lost_any(frame):
             self._catalog.partial[frame] = None
 

@@ -46,8 +46,8 @@ class SegmentTable:
         self.class_bytes: defaultdict[str, int] = defaultdict(int)
         """By the class that the frames were written for."""
 
-    def place(self, frame: Frame, location: FrameLocation, *, retention_class: str, since: float) -> None:
-        """Note that a frame is durable at `location`."""
+    def place(self, frame: Frame, location: FrameLocation) -> None:
+        """Note that a frame is durable at `location`, and who holds it."""
         segment = self._segments.setdefault(location.segment, Segment(location.segment))
         frame.location = location
         segment.frames[frame] = None
@@ -55,7 +55,8 @@ class SegmentTable:
         self.used_bytes += location.length_bytes
         for count in (segment.class_bytes, self.class_bytes):
             count[frame.retention_class] += location.length_bytes
-        self.touch(frame, retention_class, since)
+        for node in frame.nodes:
+            self.touch(frame, node.retention_class, node.since)
 
     def touch(self, frame: Frame, retention_class: str, since: float) -> None:
         """Note that a class holds a frame since a wall time."""

@@ -24,6 +24,7 @@ from kvstore.core.prefetches import PrefetchTable
 from kvstore.core.pumps import ReadPump, WritePump
 from kvstore.core.putting import Putting
 from kvstore.core.retention import Retention, SteadyWall
+from kvstore.core.touches import touch_notes
 from kvstore.core.writeback import WriteBack
 from kvstore.errors import InvalidArgument, ShuttingDown
 from kvstore.events import Events
@@ -111,9 +112,10 @@ class Wiring:
         with self._lock:
             plan = self._plan.take()
             self._news.extend(plan.calls)
+            notes = touch_notes(self._retention, plan.touched, partial=self._catalog.partial)
         if self._ssd is not None:
-            if plan.notes:
-                self._ssd.annotate(plan.notes)
+            if notes:
+                self._ssd.annotate(notes)
             if plan.unlink:
                 self._ssd.unlink(plan.unlink).add_done_callback(partial(self._unlinked, plan.unlink))
             if plan.delete:

@@ -104,7 +104,8 @@ class WriteBack:
             self._leaving.pop(segment, None)
 
     def _write(self, frame: Frame) -> FrameWrite:
-        held_by = self._catalog.retention.held_by(self._catalog.soonest(frame).retention_class)
+        node = self._catalog.soonest(frame)
+        held_by = self._catalog.retention.held_by(node.retention_class)
         assert frame.host is not None
         header = FrameHeader(
             namespace=frame.fingerprint,
@@ -115,6 +116,7 @@ class WriteBack:
             retention_class=held_by.name,
             written_at=frame.written_at,
             provenance=frame.provenance,
+            touched_at=node.since if node.since != frame.written_at else 0.0,
         )
         images = tuple(
             PartImage(
@@ -143,14 +145,9 @@ class WriteBack:
             self._catalog.plan.delete.append(location)
             location = None
         elif location is not None:
-            node = self._catalog.soonest(frame)
-            self._catalog.segments.place(
-                frame, location, retention_class=node.retention_class, since=node.since
-            )
-            for other in frame.nodes:
-                self._catalog.segments.touch(frame, other.retention_class, other.since)
-            if node.since != frame.written_at:
-                self._catalog.note_touch(frame)
+            self._catalog.segments.place(frame, location)
+            if len(frame.nodes) > 1 or frame.nodes[0].since != frame.written_at:
+                self._catalog.plan.touched[frame] = None
         else:
             self._catalog.events.add("kvstore_write_refusals_total")
             self._refused[frame] = None

@@ -12,10 +12,12 @@ import pytest
 
 from kvstore.errors import KVStoreError
 from kvstore.testing.frames import BuiltFrame, FrameBuilder, payloads_of, read_of
-from kvstore.tiers.base import FrameLocation, RecoveredFrame, Tier, TouchNote
+from kvstore.tiers.base import FrameLocation, RecoveredFrame, SliceTouch, Tier, TouchNote
 from kvstore.types import HASH_BYTES, MissReason
 
 WAIT_SECONDS = 30.0
+TOUCHES = (SliceTouch(0, 2, "chat", 1_700_000_500.0), SliceTouch(2, 1, "batch", 1_700_000_400.0))
+"""Of a frame of three blocks: a head that outlives its tail."""
 
 
 class TierSuite:
@@ -137,14 +139,15 @@ class TierSuite:
         builder = registered(tier)
         frames = [builder.frame(n, bucket=f"b{n % 2}") for n in (3, 1, 4)]
         places = written(tier, frames)
-        tier.annotate([TouchNote(places[1], "chat", 1_700_000_500.0)])
+        whole = SliceTouch.whole("chat", 1_700_000_500.0)
+        tier.annotate([TouchNote(places[0], TOUCHES), TouchNote(places[1], (whole,))])
         tier.delete([places[2]]).result(WAIT_SECONDS)
         tier.close(deadline_seconds=WAIT_SECONDS)
         again = self.open_tier(tmp_path)
         found = list(again.recover())
         assert {frame.location for frame in found} == set(places[:2])
-        self._check_found(found, frames[0], places[0], ("agent", 1_700_000_000.0))
-        self._check_found(found, frames[1], places[1], ("chat", 1_700_000_500.0))
+        self._check_found(found, frames[0], places[0], TOUCHES)
+        self._check_found(found, frames[1], places[1], (SliceTouch(0, 1, "chat", 1_700_000_500.0),))
         assert again.report().frames == 2
         assert again.report().blocks == 4
         assert [n.fingerprint for n in again.report().namespaces] == [builder.namespace.fingerprint]
@@ -153,11 +156,15 @@ class TierSuite:
         again.close(deadline_seconds=WAIT_SECONDS)
 
     def _check_found(
-        self, found: list[RecoveredFrame], built: BuiltFrame, place: FrameLocation, touch: tuple[str, float]
+        self,
+        found: list[RecoveredFrame],
+        built: BuiltFrame,
+        place: FrameLocation,
+        touches: tuple[SliceTouch, ...],
     ) -> None:
         (frame,) = [frame for frame in found if frame.location == place]
         assert frame.header == built.write.header
-        assert (frame.retention_class, frame.touched_at) == touch
+        assert frame.touches == touches
 
     def test_close_is_idempotent_and_ends_the_writing(self, tmp_path: Path) -> None:
         tier = self.open_tier(tmp_path)

@@ -20,6 +20,9 @@ from kvstore.layout import Part
 from kvstore.namespace import Namespace
 from kvstore.types import BlockHash, Fingerprint, MissReason
 
+SLICES_MAX = 8
+BLOCKS_MAX = (1 << 32) - 1
+
 
 class FrameKind(IntEnum):
     """Numbers are part of the disk format."""
@@ -43,7 +46,8 @@ class FrameHeader:
     """What a frame says about itself, wherever it lies.
 
     `parent` is the hash before the first key (32 zero bytes in side frames and flat namespaces). `provenance`
-    is 0 for exact bytes, else the replay horizon H of approx(H). Units: written_at is wall time in seconds.
+    is 0 for exact bytes, else the replay horizon H of approx(H). `touched_at` is the last touch before it was
+    written here, 0 when there was none since `written_at`. Units: wall time in seconds.
     """
 
     namespace: Fingerprint
@@ -54,6 +58,7 @@ class FrameHeader:
     retention_class: str
     written_at: float
     provenance: int = 0
+    touched_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +127,38 @@ class ReadResult:
 
 
 @dataclass(frozen=True, slots=True)
-class TouchNote:
-    """The latest touch of a frame: with it a sliding TTL survives a restart. May be lost, never wrong."""
+class SliceTouch:
+    """Blocks [first, first + count) of a frame are held by a class since a wall time."""
 
-    location: FrameLocation
+    first: int
+    count: int
     retention_class: str
     touched_at: float
+
+    @staticmethod
+    def whole(retention_class: str, touched_at: float) -> SliceTouch:
+        """Return a touch of a frame from its first block to its last, however many there are."""
+        return SliceTouch(0, BLOCKS_MAX, retention_class, touched_at)
+
+
+@dataclass(frozen=True, slots=True)
+class TouchNote:
+    """Who holds which blocks of a frame: with it a sliding TTL survives a restart.
+
+    At most SLICES_MAX slices, in order. May be lost, never wrong. Blocks in no slice live by the header.
+    """
+
+    location: FrameLocation
+    slices: tuple[SliceTouch, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredFrame:
-    """A frame found at start: its header, its place and its last known touch."""
+    """A frame found at start: its header, its place and its last known touches, cut to its blocks."""
 
     header: FrameHeader
     location: FrameLocation
-    retention_class: str
-    touched_at: float
+    touches: tuple[SliceTouch, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.tiers.base import TouchNote
+from kvstore.tiers.base import SliceTouch, TouchNote
 from kvstore.tiers.ssd import DirectoryLock
 from kvstore.types import PAGE_BYTES, PutOutcome
 from tests.crash.test_ladder_disk import BLOCKS, WAIT_SECONDS, Node, until
@@ -108,8 +108,9 @@ def test_an_index_that_finds_no_room_lags_and_catches_up(disk: Path) -> None:
     node.tier.sync_index().result(WAIT_SECONDS)
     fill(disk / "filler")
     (place,) = node.places()
+    touches = (SliceTouch.whole("chat", 1.0),)
     notes = [
-        TouchNote(replace(place, offset=place.offset + i * PAGE_BYTES), "chat", 1.0) for i in range(1, 20_000)
+        TouchNote(replace(place, offset=place.offset + i * PAGE_BYTES), touches) for i in range(1, 20_000)
     ]
     node.tier.annotate(notes)
     node.tier.sync_index().result(WAIT_SECONDS)

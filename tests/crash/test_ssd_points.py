@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.testing.frames import FrameBuilder
-from kvstore.tiers.base import TouchNote
+from kvstore.tiers.base import SliceTouch, TouchNote
 from tests.crash.test_ssd_crash import (
     WAIT_SECONDS,
     Script,
@@ -96,7 +96,9 @@ class RandomScript(Script):
 
     def _some_touches(self) -> None:
         assert self.tier is not None
-        self.tier.annotate([TouchNote(place, "chat", 1.0) for place in self.history.places.values()])
+        self.tier.annotate(
+            [TouchNote(place, (SliceTouch.whole("chat", 1.0),)) for place in self.history.places.values()]
+        )
 
     def _commit_rows(self) -> None:
         assert self.tier is not None

@@ -15,7 +15,7 @@ import pytest
 
 from kvstore.testing.frames import BuiltFrame, FrameBuilder
 from kvstore.testing.tier_suite import assert_reads_back
-from kvstore.tiers.base import FrameLocation, TouchNote
+from kvstore.tiers.base import FrameLocation, SliceTouch, TouchNote
 from kvstore.tiers.ssd import SsdTier
 from tests.crash.test_ssd_crash import WAIT_SECONDS, abandon, small_ssd
 from tests.support.crash_fs import CrashFileSystem
@@ -126,7 +126,9 @@ class RandomRun:
         self._forget([keys for keys, place in self.oracle.promised.items() if place.segment == segment])
 
     def touch(self) -> None:
-        self.tier.annotate([TouchNote(place, "chat", 1.0) for place in self.oracle.promised.values()])
+        self.tier.annotate(
+            [TouchNote(place, (SliceTouch.whole("chat", 1.0),)) for place in self.oracle.promised.values()]
+        )
         self.tier.sync_index().result(WAIT_SECONDS)
 
     def reopen(self) -> None:

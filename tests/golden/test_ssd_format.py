@@ -6,9 +6,13 @@ import hashlib
 import hmac
 import mmap
 import os
+import struct
+from dataclasses import replace
 from pathlib import Path
 
+import lmdb
 import pytest
+import xxhash
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kvstore.clock import ManualClock
@@ -16,11 +20,21 @@ from kvstore.events import Events
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 from kvstore.testing.frames import Block, digests_of, part_image
-from kvstore.tiers.base import FrameHeader, FrameKind, FrameWrite
+from kvstore.tiers.base import (
+    FrameHeader,
+    FrameKind,
+    FrameLocation,
+    FrameWrite,
+    PartImage,
+    SliceTouch,
+    TouchNote,
+)
 from kvstore.tiers.fs import OsFileSystem
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.ssd.crypto_keys import KeyRing, KeyTable, tenant_key
+from kvstore.tiers.ssd.format import decode_frame, encode_frame
 from kvstore.types import BlockHash
+from tests.support.ssd import open_ssd, recovered_ssd
 
 NAMESPACE = Namespace(
     model="golden",
@@ -129,6 +143,69 @@ def test_the_seal(segment: bytes) -> None:
     assert segment[16384 : 16384 + 72].hex() == SEAL
 
 
+def test_the_header_of_a_frame_that_was_touched_before_it_was_written() -> None:
+    """The touch lies in bytes that are zero without one, and that an older build does not read."""
+    part = NAMESPACE.layout.parts[0]
+    image = PartImage(part, (memoryview(bytearray(4096)),), bytes(4), bytes(48))
+    header = FrameHeader(NAMESPACE.fingerprint, FrameKind.MAIN, BlockHash(bytes(32)), KEYS[:32], (part,),
+                         "agent", 1_700_000_000.5)  # fmt: skip
+    pages = [
+        encode_frame(FrameWrite(written, (image,), "agent-42"), segment_id=b"\x5a" * 16, sequence=0)
+        for written in (header, replace(header, touched_at=1_700_000_100.5))
+    ]
+    assert [index for index in range(4080) if pages[0][index] != pages[1][index]] == [*range(246, 252)]
+    assert pages[1][244:252].hex() == "00002059fc54d941"
+    assert decode_frame(pages[1]).touched_at == 1_700_000_100.5
+
+
+def test_the_rows_of_touches(tmp_path: Path) -> None:
+    tier = recovered_ssd(tmp_path)
+    slices = (SliceTouch(0, 2, "agent", 1_700_000_000.5), SliceTouch(2, 3, "chat", 1_700_000_100.5))
+    tier.annotate([TouchNote(FrameLocation(1, 4096, 4096, 12288), slices)])
+    tier.close(deadline_seconds=30.0)
+    assert index_rows(tmp_path, b"touches") == {bytes.fromhex(TOUCH_KEY): bytes.fromhex(TOUCH_ROW)}
+
+
+def test_touches_of_the_version_before_are_read(tmp_path: Path) -> None:
+    """One touch of the whole frame, in an index of version 2; the next commit makes it one of version 3."""
+    golden_segment(tmp_path)
+    (row,) = index_rows(tmp_path, b"frames").values()
+    body = bytes([2]) + row[1:-8]
+    touch = struct.pack("<d32s", 1_700_000_100.5, b"chat")
+    digests = [xxhash.xxh3_64_digest(data, seed=4096) for data in (body, touch)]
+    key = bytes.fromhex(TOUCH_KEY)
+    write_rows(tmp_path, {b"frames": {key: body + digests[0]}, b"touches": {key: touch + digests[1]}},
+               version=2)  # fmt: skip
+    tier = open_ssd(tmp_path)
+    (found,) = tier.recover()
+    assert found.touches == (SliceTouch(0, 2, "chat", 1_700_000_100.5),)
+    assert not tier.report().rebuilt
+    tier.annotate([TouchNote(found.location, (SliceTouch(0, 1, "chat", 1_700_000_200.5),))])
+    tier.close(deadline_seconds=30.0)
+    assert index_rows(tmp_path, b"meta")[b"meta"][:4] == (3).to_bytes(4, "little")
+    again = open_ssd(tmp_path)
+    assert next(iter(again.recover())).touches == (SliceTouch(0, 1, "chat", 1_700_000_200.5),)
+    again.close(deadline_seconds=30.0)
+
+
+def index_rows(directory: Path, table: bytes) -> dict[bytes, bytes]:
+    with lmdb.open(str(directory / "index"), max_dbs=4) as env:
+        db = env.open_db(table)
+        with env.begin() as txn:
+            return dict(txn.cursor(db=db))
+
+
+def write_rows(directory: Path, rows: dict[bytes, dict[bytes, bytes]], *, version: int) -> None:
+    with lmdb.open(str(directory / "index"), max_dbs=4) as env:
+        tables = {name: env.open_db(name) for name in (b"meta", *rows)}
+        with env.begin(write=True) as txn:
+            meta = txn.get(b"meta", db=tables[b"meta"])
+            txn.put(b"meta", version.to_bytes(4, "little") + meta[4:], db=tables[b"meta"])
+            for name, some in rows.items():
+                for key, value in some.items():
+                    txn.put(key, value, db=tables[name])
+
+
 def test_the_store_file(tmp_path: Path) -> None:
     golden_segment(tmp_path)
     assert (tmp_path / "STORE").read_text() == (
@@ -140,6 +217,12 @@ def test_the_store_file(tmp_path: Path) -> None:
     ).read_bytes() == NAMESPACE.canonical()
 
 
+TOUCH_KEY = "00000000000000010000000000001000"
+TOUCH_ROW = (
+    "000000000200000000002040fc54d9416167656e74000000000000000000000000000000000000000000000000000000"
+    "020000000300000000002059fc54d9416368617400000000000000000000000000000000000000000000000000000000"
+    "0afa16240325923b"
+)
 WHOLE_FILE_ENCRYPTED = "1893491f2d6da24d15087a76758e9a0b5bc462cd7749d1fe9db8d5fbd8aeaad3"
 WHOLE_FILE = "9aebf66c6a3b40a572605f3832b936343b287dcc340ad5d00a8d0ebd95648e5f"
 SEGMENT_HEADER = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,13 @@ from kvstore.tiers.base import (
     RecoveredFrame,
     RecoveryReport,
     SegmentInfo,
+    SliceTouch,
     TierHealth,
     TierUsage,
     TouchNote,
     WriteResult,
 )
-from kvstore.types import DIGEST_BYTES, HASH_BYTES, PAGE_BYTES, Fingerprint, MissReason
+from kvstore.types import DIGEST_BYTES, HASH_BYTES, PAGE_BYTES, Fingerprint, MissReason, key_count
 
 
 class PrivateMemory:
@@ -54,8 +55,7 @@ class StoredFrame:
     header: FrameHeader
     location: FrameLocation
     records: list[list[tuple[bytes, bytes]]]
-    retention_class: str
-    touched_at: float
+    touches: tuple[SliceTouch, ...] = ()
 
 
 @dataclass(slots=True)
@@ -121,9 +121,7 @@ class DictTier:
                     for i, n in enumerate(lengths)
                 ]
             )
-        stored = StoredFrame(
-            write.header, location, records, write.header.retention_class, write.header.written_at
-        )
+        stored = StoredFrame(write.header, location, records)
         self.disk.frames[(segment, location.offset)] = stored
         return WriteResult(location)
 
@@ -157,7 +155,7 @@ class DictTier:
         for note in notes:
             stored = self.disk.frames.get((note.location.segment, note.location.offset))
             if stored is not None:
-                stored.retention_class, stored.touched_at = note.retention_class, note.touched_at
+                stored.touches = note.slices
 
     def delete(self, frames: Sequence[FrameLocation]) -> Future[int]:
         for location in frames:
@@ -172,7 +170,9 @@ class DictTier:
 
     def recover(self) -> Iterable[RecoveredFrame]:
         for stored in self.disk.frames.values():
-            yield RecoveredFrame(stored.header, stored.location, stored.retention_class, stored.touched_at)
+            count = key_count(stored.header.keys)
+            touches = tuple(replace(t, count=min(t.count, count - t.first)) for t in stored.touches)
+            yield RecoveredFrame(stored.header, stored.location, touches)
 
     def report(self) -> RecoveryReport:
         namespaces = tuple(self.disk.namespaces.values())

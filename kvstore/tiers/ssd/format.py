@@ -33,8 +33,9 @@ SEAL_MAGIC = b"KVSEALED"
 # magic, version, kind, reserved, header_bytes, length_bytes, segment id, sequence: the same in every version
 # of frames, tombstones and seals, so that a build can step over what it does not know.
 _PREFIX = struct.Struct("<8sHBBIQ16sQ")
-# namespace, parent, blocks, parts, -, written_at, provenance, codec, -, key id, -, class, bucket, check, -
-_FRAME = struct.Struct("<32s32sIHHdIHHII32s64sI12x")
+# namespace, parent, blocks, parts, -, written_at, provenance, codec, -, key id, -, class, bucket, check,
+# touched_at, -
+_FRAME = struct.Struct("<32s32sIHHdIHHII32s64sId4x")
 _PART = struct.Struct("<HBBII8I")
 _SEGMENT = struct.Struct("<8sHHI16s16sdQ64s")
 _SEAL = struct.Struct("<QQd")
@@ -90,6 +91,7 @@ class StoredFrame:
     codec: int = CODEC_NONE
     key_id: int = KEY_NONE
     key_check: int = 0
+    touched_at: float = 0.0
 
     @property
     def block_count(self) -> int:
@@ -182,6 +184,7 @@ def encode_frame(
             header.retention_class.encode(),
             frame.bucket.encode(),
             key_check,
+            header.touched_at,
         ),
     ]
     for part in map(stored_part, header.parts):
@@ -221,7 +224,7 @@ def decode_frame(data: bytes | memoryview) -> StoredFrame:
     _check_closed(data[: prefix.header_bytes], "frame header")
     (
         namespace, parent, blocks, part_count, _, written_at, provenance, codec, _, key_id, _, name, bucket,
-        key_check,
+        key_check, touched_at,
     ) = _FRAME.unpack_from(data, _PREFIX.size)  # fmt: skip
     offset = _PREFIX.size + _FRAME.size
     parts = tuple(_decode_part(data, offset + i * _PART.size) for i in range(part_count))
@@ -251,6 +254,7 @@ def decode_frame(data: bytes | memoryview) -> StoredFrame:
         codec,
         key_id,
         key_check,
+        touched_at,
     )
 
 

@@ -19,26 +19,32 @@ from typing import Any, Self
 import lmdb
 import xxhash
 
-from kvstore.tiers.base import FrameKind
+from kvstore.tiers.base import FrameKind, SliceTouch
 from kvstore.tiers.ssd.format import ID_BYTES
 from kvstore.types import HASH_BYTES, BlockHash, Fingerprint
 
 log = logging.getLogger(__name__)
 
-INDEX_VERSION = 2
+INDEX_VERSION = 3
+VERSIONS_READ = (2, INDEX_VERSION)
+"""Version 2 knew one touch a frame; its rows are read as they are, and written anew as they change."""
 INDEX_BYTES_MAX = 64 << 30
 """Address space kept for the index; the file takes only what its rows need."""
 
 _KEY = struct.Struct(">QQ")
 _ROW = struct.Struct("<BBHIIQdI32s32s32sII")
 _SEGMENT_ROW = struct.Struct("<16sQQI")
-_TOUCH = struct.Struct("<d32s")
+_TOUCH = struct.Struct("<IId32s")
+_TOUCH_2 = struct.Struct("<d32s")
 _META = struct.Struct("<I16sQ")
 _META_KEY = b"meta"
 # Where LMDB keeps the number of its last page and its page size, in each of the two meta pages.
 _LMDB_META = struct.Struct("<16x I I Q Q I 92x Q Q")
 _LMDB_MAGIC = 0xBEEFC0DE
 _LMDB_PAGE_BYTES = 4096
+
+
+Touches = tuple[SliceTouch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,8 @@ class FrameRow:
     provenance: int
     key_id: int = 0
     key_check: int = 0
+    touched_at: float = 0.0
+    """Kept as a touch, not in the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,7 @@ class Change:
     """What one transaction does, in this order."""
 
     growths: list[Growth] = field(default_factory=list)
-    touches: dict[tuple[int, int], tuple[float, str]] = field(default_factory=dict)
+    touches: dict[tuple[int, int], Touches] = field(default_factory=dict)
     frames_gone: list[tuple[int, int]] = field(default_factory=list)
     segments_gone: list[int] = field(default_factory=list)
 
@@ -172,7 +180,7 @@ class Index:
             if packed is None or len(packed) != _META.size:
                 raise IndexUnusable("the index says nothing of its store")
             version, store, _ = _META.unpack(packed)
-            if version != INDEX_VERSION or store != self._store:
+            if version not in VERSIONS_READ or store != self._store:
                 raise IndexUnusable(f"the index is of version {version} and store {store.hex()}")
             for key, value in txn.cursor(db=self._segments):
                 row = _unpack_segment(value)
@@ -191,10 +199,8 @@ class Index:
             for growth in change.growths:
                 if not self._grow(txn, growth):
                     skipped.append(growth)
-            for (segment, offset), (touched_at, name) in change.touches.items():
-                body = _TOUCH.pack(touched_at, name.encode())
-                value = body + xxhash.xxh3_64_digest(body, seed=offset)
-                txn.put(_KEY.pack(segment, offset), value, db=self._touches)
+            for (segment, offset), touches in change.touches.items():
+                txn.put(_KEY.pack(segment, offset), _pack_touches(offset, touches), db=self._touches)
             for segment, offset in change.frames_gone:
                 self._drop(txn, segment, offset)
             for segment in change.segments_gone:
@@ -212,7 +218,11 @@ class Index:
         if (before.watermark if before is not None else FIRST_OFFSET) != growth.start:
             return False
         for row in growth.rows:
-            txn.put(_KEY.pack(growth.segment, row.offset), _pack_row(row), db=self._frames)
+            place = _KEY.pack(growth.segment, row.offset)
+            txn.put(place, _pack_row(row), db=self._frames)
+            if row.touched_at:
+                touches = (SliceTouch.whole(row.retention_class, row.touched_at),)
+                txn.put(place, _pack_touches(row.offset, touches), db=self._touches)
         frames = len(growth.rows) + (before.frames if before is not None else 0)
         after = SegmentRow(growth.identity, growth.end, growth.sealed, frames)
         txn.put(key, _pack_segment(after), db=self._segments)
@@ -252,15 +262,14 @@ class Index:
         with self._env.begin() as txn:
             return txn.get(_KEY.pack(segment, offset), db=self._frames) is not None
 
-    def touches(self, segment: int) -> dict[int, tuple[float, str]]:
-        """Return the latest touch by frame offset."""
+    def touches(self, segment: int) -> dict[int, Touches]:
+        """Return the latest touches by frame offset."""
         found = {}
         with self._env.begin() as txn:
             for offset, value in _range(txn, self._touches, segment):
-                body = value[: _TOUCH.size]
-                if value == body + xxhash.xxh3_64_digest(body, seed=offset) and len(body) == _TOUCH.size:
-                    touched_at, name = _TOUCH.unpack(body)
-                    found[offset] = (touched_at, name.rstrip(b"\0").decode(errors="replace"))
+                touches = _unpack_touches(offset, value)
+                if touches:
+                    found[offset] = touches
         return found
 
     def close(self) -> None:
@@ -319,7 +328,7 @@ def _unpack_row(offset: int, value: bytes) -> FrameRow:
     ) = _ROW.unpack_from(value)
     parts = struct.unpack_from(f"<{part_count}H", value, _ROW.size)
     keys = value[_ROW.size + 2 * part_count : -8]
-    if version != INDEX_VERSION or len(keys) != blocks * HASH_BYTES:
+    if version not in VERSIONS_READ or len(keys) != blocks * HASH_BYTES:
         raise IndexUnusable(
             f"frame row at {offset} of version {version} holds {len(keys)} bytes for {blocks} blocks"
         )
@@ -332,12 +341,37 @@ def _unpack_row(offset: int, value: bytes) -> FrameRow:
         BlockHash(parent),
         keys,
         parts,
-        name.rstrip(b"\0").decode(errors="replace"),
+        _text(name),
         written_at,
         provenance,
         key_id,
         key_check,
     )
+
+
+def _pack_touches(offset: int, touches: Touches) -> bytes:
+    body = b"".join(_TOUCH.pack(t.first, t.count, t.touched_at, t.retention_class.encode()) for t in touches)
+    return body + xxhash.xxh3_64_digest(body, seed=offset)
+
+
+def _unpack_touches(offset: int, value: bytes) -> Touches:
+    """Return the touches of a row; none of a damaged one: a touch may be lost."""
+    body = value[:-8]
+    if value[-8:] != xxhash.xxh3_64_digest(body, seed=offset):
+        return ()
+    if len(body) == _TOUCH_2.size:
+        touched_at, name = _TOUCH_2.unpack(body)
+        return (SliceTouch.whole(_text(name), touched_at),)
+    if len(body) % _TOUCH.size:
+        return ()
+    return tuple(
+        SliceTouch(first, count, _text(name), touched_at)
+        for first, count, touched_at, name in _TOUCH.iter_unpack(body)
+    )
+
+
+def _text(name: bytes) -> str:
+    return name.rstrip(b"\0").decode(errors="replace")
 
 
 def _pack_segment(row: SegmentRow) -> bytes:

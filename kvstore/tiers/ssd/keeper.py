@@ -28,7 +28,7 @@ from kvstore.tiers.ssd.format import (
     encode_tombstone,
 )
 from kvstore.tiers.ssd.health import Health
-from kvstore.tiers.ssd.index import INDEX_ERRORS, Change, Growth, Index, is_damage
+from kvstore.tiers.ssd.index import INDEX_ERRORS, Change, Growth, Index, Touches, is_damage
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
 from kvstore.types import PAGE_BYTES
 
@@ -55,7 +55,7 @@ class IndexKeeper:
         self._clock, self._health, self._release = clock, health, release
         self._wake = threading.Condition()
         self._growths: list[Growth] = []
-        self._touches: dict[tuple[int, int], tuple[float, str]] = {}
+        self._touches: dict[tuple[int, int], Touches] = {}
         self._commands: list[_Command] = []
         self._is_closing = False
         self._has_ended = False
@@ -69,15 +69,15 @@ class IndexKeeper:
             self._growths.append(growth)
 
     def annotate(self, notes: Sequence[TouchNote]) -> None:
-        """Take touches; the latest of each frame is kept, what exceeds TOUCHES_MAX frames is forgotten."""
+        """Take touches; the latest of each frame are kept, what exceeds TOUCHES_MAX frames is forgotten."""
         with self._wake:
             for note in notes:
                 key = (note.location.segment, note.location.offset)
                 known = self._touches.get(key)
                 if known is None and len(self._touches) >= TOUCHES_MAX:
                     continue
-                if known is None or known[0] <= note.touched_at:
-                    self._touches[key] = (note.touched_at, note.retention_class)
+                if known is None or _newest(known) <= _newest(note.slices):
+                    self._touches[key] = note.slices
 
     def delete(self, frames: Sequence[FrameLocation]) -> Future[int]:
         """Forget frames for good; resolves to bytes freed. What cannot be deleted is counted and stays."""
@@ -315,6 +315,10 @@ class IndexKeeper:
             self._fs.fsync_directory(self._directory.segments)
         except OSError as error:
             self._health.count("unlink", error)
+
+
+def _newest(touches: Touches) -> float:
+    return max(touch.touched_at for touch in touches)
 
 
 class Grave(Enum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvstore.clock import Clock
 from kvstore.layout import Part
@@ -41,6 +41,7 @@ from kvstore.tiers.ssd.index import (
     Index,
     IndexUnusable,
     SegmentRow,
+    Touches,
     is_damage,
 )
 from kvstore.tiers.ssd.keeper import entomb
@@ -217,7 +218,7 @@ class Recovery:
     ) -> Iterator[RecoveredFrame]:
         assert self.index is not None
         number, identity = state.header.number, state.header.identity
-        touches: dict[int, tuple[float, str]] = {}
+        touches: dict[int, Touches] = {}
         if row is not None and row.identity == identity:
             try:
                 touches = self.index.touches(number)
@@ -243,14 +244,14 @@ class Recovery:
             raise IndexUnusable(f"they reach to {row.watermark} and the file to {size_bytes}")
         return self.index.rows(state.header.number, count=row.frames)
 
-    def _start_over(self, number: int, touches: dict[int, tuple[float, str]]) -> None:
+    def _start_over(self, number: int, touches: dict[int, Touches]) -> None:
         """Drop the rows of a segment, so that its scan can write them anew; the touches are kept."""
         self._change.segments_gone.append(number)
         self._commit()
         self._change.touches.update({(number, offset): touch for offset, touch in touches.items()})
 
     def _replay(
-        self, handle: int, state: SegmentState, size_bytes: int, touches: dict[int, tuple[float, str]]
+        self, handle: int, state: SegmentState, size_bytes: int, touches: dict[int, Touches]
     ) -> Iterator[RecoveredFrame]:
         """Read frames beyond the rows from the segment itself."""
         number, identity = state.header.number, state.header.identity
@@ -346,7 +347,7 @@ class Recovery:
         self._change.segments_gone.append(number)
 
     def _keep(
-        self, state: SegmentState, row: FrameRow, touches: dict[int, tuple[float, str]],
+        self, state: SegmentState, row: FrameRow, touches: dict[int, Touches],
         stored: tuple[StoredPart, ...] = (),
     ) -> Iterator[RecoveredFrame]:  # fmt: skip
         """Count a living frame, and yield it unless its namespace, layout or key is not known here."""
@@ -368,13 +369,14 @@ class Recovery:
             row.retention_class,
             row.written_at,
             row.provenance,
+            row.touched_at,
         )
-        touched_at, name = touches.get(row.offset, (row.written_at, row.retention_class))
+        blocks = len(row.keys) // HASH_BYTES
         self._tally.frames += 1
-        self._tally.blocks += len(row.keys) // HASH_BYTES
+        self._tally.blocks += blocks
         self._tally.bytes_kept += row.length_bytes
         location = FrameLocation(state.header.number, row.offset, row.header_bytes, row.length_bytes)
-        yield RecoveredFrame(header, location, name, touched_at)
+        yield RecoveredFrame(header, location, _cut(touches.get(row.offset, ()), blocks=blocks))
 
     def _has_key(self, number: int, row: FrameRow) -> bool:
         """Say whether a frame can be decrypted; one whose key may come back is left alone."""
@@ -417,5 +419,10 @@ def _row(frame: StoredFrame, offset: int) -> FrameRow:
     return FrameRow(
         offset, frame.kind, frame.header_bytes, frame.length_bytes, frame.namespace, frame.parent, frame.keys,
         tuple(part.index for part in frame.parts), frame.retention_class, frame.written_at, frame.provenance,
-        frame.key_id, frame.key_check,
+        frame.key_id, frame.key_check, frame.touched_at,
     )  # fmt: skip
+
+
+def _cut(touches: Touches, *, blocks: int) -> Touches:
+    """Return touches without what lies behind the last block."""
+    return tuple(replace(t, count=min(t.count, blocks - t.first)) for t in touches if t.first < blocks)

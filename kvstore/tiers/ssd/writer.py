@@ -443,4 +443,5 @@ def _row(item: QueuedFrame) -> FrameRow:
         header.provenance,
         item.key_id,
         item.key_check,
+        header.touched_at,
     )

@@ -13,7 +13,7 @@ from kvstore.errors import TierUnavailable
 from kvstore.events import Events
 from kvstore.testing.frames import BuiltFrame, FrameBuilder
 from kvstore.testing.tier_suite import assert_reads_back, registered, written
-from kvstore.tiers.base import FrameLocation, RecoveredFrame, TouchNote
+from kvstore.tiers.base import FrameLocation, RecoveredFrame, SliceTouch, TouchNote
 from kvstore.tiers.ssd import DirectoryLock, SsdTier
 from kvstore.tiers.ssd.format import FORMAT_VERSION
 from kvstore.types import PAGE_BYTES
@@ -236,14 +236,15 @@ def test_segment_numbers_are_never_given_twice(tmp_path: Path) -> None:
 def test_touches_survive_a_rebuild_of_one_segment_but_not_the_loss_of_the_index(tmp_path: Path) -> None:
     tier = recovered_ssd(tmp_path)
     (place,) = written(tier, [registered(tier).frame(2)])
-    tier.annotate([TouchNote(place, "chat", 1_700_000_100.0), TouchNote(place, "agent", 1_700_000_050.0)])
+    late, early = (SliceTouch(0, 2, "chat", 1_700_000_100.0),), (SliceTouch(0, 2, "agent", 1_700_000_050.0),)
+    tier.annotate([TouchNote(place, late), TouchNote(place, early)])
     tier.close(deadline_seconds=WAIT_SECONDS)
     again, (found,) = reopened(tmp_path)
-    assert (found.retention_class, found.touched_at) == ("chat", 1_700_000_100.0)
+    assert found.touches == late
     again.close(deadline_seconds=WAIT_SECONDS)
     shutil.rmtree(tmp_path / "index")
     last, (found,) = reopened(tmp_path)
-    assert (found.retention_class, found.touched_at) == ("agent", 1_700_000_000.0)
+    assert found.touches == ()
     last.close(deadline_seconds=WAIT_SECONDS)
 
 
