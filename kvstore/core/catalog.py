@@ -383,7 +383,7 @@ class Catalog:
         """A frame's copy on SSD is gone: blocks that are not in host memory leave; returns how many."""
         location, left = self.segments.forget(frame), 0
         self.partial.pop(frame, None)
-        if location is not None and reason is MissReason.EXPIRED:
+        if location is not None and reason is MissReason.EXPIRED and frame.nodes:
             self._count_expired(frame, location.length_bytes)
         elif location is not None and reason is MissReason.EVICTED:
             self.events.add("kvstore_evicted_bytes_total", location.length_bytes, tier=str(Tier.SSD))
@@ -394,6 +394,27 @@ class Catalog:
         if frame.nodes:
             self.shrink(frame)
         return left
+
+    def moved(self, frame: Frame, copy: Frame, start: int) -> None:
+        """Blocks of a frame lie on SSD once more, in a frame of their own that takes their slots over. Slots
+        that somebody holds stay with the old frame until then; it keeps its place until its segment goes.
+        """
+        end = start + copy.count
+        self.partial[frame] = None
+        if copy.nodes[0].loose:
+            self.namespaces[frame.fingerprint].loose.moved(frame, copy)
+        if frame.host is None:
+            return
+        held_end = min(max(start, frame.held_blocks), end)
+        if held_end > start:
+            self._zombies.setdefault(frame, []).append((start, held_end - start))
+        if frame.resident(held_end, end - held_end).any():
+            copy.host = tuple(part.cut(start, end) for part in frame.host)
+            for mine, theirs in zip(frame.host, copy.host, strict=True):
+                mine.slots[held_end:end] = 0
+                theirs.slots[: held_end - start] = 0
+        if not frame.host[0].slots.any():
+            frame.host = None
 
     def is_gone(self, frame: Frame, start: int, count: int) -> bool:
         """Say whether some of the blocks have left the index while somebody held them."""

@@ -10,16 +10,19 @@ from kvstore.core.leases import LeaseTable
 from kvstore.core.loads import Loads
 from kvstore.core.prefetches import PrefetchTable
 from kvstore.core.putting import Putting
+from kvstore.core.reclaim import Reclaim
 from kvstore.core.writeback import WriteBack
-from kvstore.types import MissReason
 
-SWEEP_NODES = 256
-SEGMENTS_EVERY_SECONDS = 1.0
+SWEEP_NODES = 32
+SWEEP_STEPS = 8
+STEPS_MAX = 64
+"""Of a turn, each under the lock for a fraction of a millisecond."""
+LOSSES_EVERY_SECONDS = 1.0
 RETRY_EVERY_SECONDS = 5.0
 
 
 class Housekeeping:
-    """Bounded work per call: all deadlines, a share of the nodes, all segments once a second."""
+    """Bounded work per call: all deadlines at once, a share of the nodes and segments in each step."""
 
     def __init__(
         self,
@@ -29,6 +32,7 @@ class Housekeeping:
         putting: Putting,
         writeback: WriteBack,
         loads: Loads,
+        reclaim: Reclaim,
     ) -> None:
         self._catalog = catalog
         self._leases = leases
@@ -36,26 +40,35 @@ class Housekeeping:
         self._putting = putting
         self._writeback = writeback
         self._loads = loads
+        self._reclaim = reclaim
         self._retry_due = 0.0
         self._sweep: list[Node] = []
-        self._segments_due = 0.0
+        self._losses_due = 0.0
+        self._steps = 0
 
     def run(self, *, monotonic: float, now: float) -> None:
-        """Do what is due."""
+        """Do what is due; `step` does what takes longer."""
         self._loads.expire(monotonic)
         self._writeback.expire(monotonic)
         self._leases.expire(monotonic)
         self._prefetches.expire(monotonic)
         self._putting.expire(monotonic=monotonic)
         self._putting.sweep_quarantine()
-        self._sweep_nodes(now)
         self._catalog.quotas.shrink()
         self._retry(monotonic)
-        if monotonic >= self._segments_due:
-            self._segments_due = monotonic + SEGMENTS_EVERY_SECONDS
+        if monotonic >= self._losses_due:
+            self._losses_due = monotonic + LOSSES_EVERY_SECONDS
             self._writeback.take_losses()
-            for segment in self._catalog.segments.expired(self._catalog.retention, now):
-                self._catalog.release_segment(segment, MissReason.EXPIRED)
+        self._reclaim.look_around(now)
+        self._steps = STEPS_MAX
+
+    def step(self, *, monotonic: float, now: float) -> bool:
+        """Do a little of what expiry asks for; says whether there is more to do in this turn."""
+        self._steps -= 1
+        if self._steps >= STEPS_MAX - SWEEP_STEPS:
+            self._sweep_nodes(now)
+        has_more = self._reclaim.step(now, monotonic=monotonic)
+        return self._steps > 0 and (has_more or self._steps > STEPS_MAX - SWEEP_STEPS)
 
     def _retry(self, monotonic: float) -> None:
         if monotonic >= self._retry_due:

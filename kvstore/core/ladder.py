@@ -26,6 +26,7 @@ from kvstore.core.putting import Published
 from kvstore.core.recovery import Rebuild
 from kvstore.core.removal import Removal
 from kvstore.core.retention import Touch
+from kvstore.core.sweep import Pause, no_pause
 from kvstore.core.writeback import DurableWait
 from kvstore.errors import InvalidArgument, Overloaded
 from kvstore.layout import Part
@@ -363,12 +364,21 @@ class Ladder(Administration):
             self._leases.end_session(session)
             self._putting.end_session(session)
 
-    def tick(self) -> None:
-        """Do the housekeeping that is due; call about every 100 ms."""
+    def tick(self, *, pause: Pause = no_pause) -> None:
+        """Do the housekeeping that is due; call about every 100 ms. What takes longer is done in small steps,
+        and `pause` is called between them without the lock, to let others have the interpreter.
+        """
         with self._decision():
-            self._housekeeping.run(monotonic=self._clock.monotonic(), now=self._retention.now())
+            monotonic, now = self._clock.monotonic(), self._retention.now()
+            self._housekeeping.run(monotonic=monotonic, now=now)
+        has_more = True
+        while has_more:
+            pause()
+            with self._decision():
+                has_more = self._housekeeping.step(monotonic=monotonic, now=now)
         self._reads.run()
         self._writes.run()
+        self._copies.run()
 
     def drain(self, *, deadline_seconds: float) -> bool:
         """Stop admitting and wait until write-behind is done; says whether it was before the deadline."""

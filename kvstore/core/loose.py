@@ -39,6 +39,14 @@ class LooseIndex:
             self._entries.setdefault((key_at(frame.keys, index), part), (frame, index))
         return node
 
+    def moved(self, frame: Frame, copy: Frame) -> None:
+        """Let the blocks of a copy be found there instead of in the frame it was made of."""
+        part = self.part_of(copy)
+        for index in range(copy.count):
+            entry = (key_at(copy.keys, index), part)
+            if self._entries.get(entry, (None, 0))[0] is frame:
+                self._entries[entry] = (copy, index)
+
     def truncate(self, node: Node, at: int) -> list[Slice]:
         """Drop a node's blocks from `at` on and return them."""
         left, right = cut_slices(node.slices, at)

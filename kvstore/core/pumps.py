@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 from kvstore.core.frames import Frame
 from kvstore.core.loads import Load, Loads
+from kvstore.core.moves import Moves
+from kvstore.core.retention import Retention
 from kvstore.core.writeback import WriteBack, frame_bytes
 from kvstore.tiers.base import FrameRead, ReadResult, Tier, WriteResult
 from kvstore.types import MissReason
@@ -109,13 +112,64 @@ class WritePump:
             future.add_done_callback(partial(self._done, frame, frame_bytes(frame)))
 
     def _done(self, frame: Frame, size: int, future: Future[WriteResult]) -> None:
-        error = future.exception()
-        result = (
-            WriteResult(None, f"{type(error).__name__}: {error}") if error is not None else future.result()
-        )
+        result = _write_result(future)
         with self._decision():
             self._writeback.finished(frame, size, result)
         self.run()
+
+
+class CopyPump:
+    """Carries moves: reads a round, writes it elsewhere, and lets the index know."""
+
+    def __init__(self, tier: Tier | None, moves: Moves, retention: Retention, decision: Decision) -> None:
+        self._tier = tier
+        self._moves = moves
+        self._retention = retention
+        self._decision = decision
+
+    def run(self) -> None:
+        """Begin the next round, unless one is under way."""
+        if self._tier is None or (self._moves.segment is None and self._moves.is_idle):
+            return
+        with self._decision():
+            self._moves.install()
+            ready = self._moves.next(self._retention.now())
+        if ready:
+            futures = iter(self._tier.read_into([read for _, reads in ready for read in reads]))
+            groups = [[next(futures) for _ in reads] for _, reads in ready]
+            _when_all([future for group in groups for future in group], partial(self._read, groups))
+
+    def _read(self, groups: list[list[Future[ReadResult]]]) -> None:
+        assert self._tier is not None
+        with self._decision():
+            ready = self._moves.read([[_read_result(future) for future in group] for group in groups])
+        if ready:
+            futures = self._tier.write([write for _, write in ready])
+            _when_all(futures, partial(self._written, futures))
+
+    def _written(self, futures: list[Future[WriteResult]]) -> None:
+        with self._decision():
+            self._moves.written([_write_result(future) for future in futures])
+
+
+def _when_all(futures: Sequence[Future[Any]], then: Callable[[], None]) -> None:
+    """Call once all futures are done, on the thread of the last one."""
+    lock, left = threading.Lock(), [len(futures)]
+
+    def one_done(_: Future[Any]) -> None:
+        with lock:
+            left[0] -= 1
+            is_last = not left[0]
+        if is_last:
+            then()
+
+    for future in futures:
+        future.add_done_callback(one_done)
+
+
+def _write_result(future: Future[WriteResult]) -> WriteResult:
+    error = future.exception()
+    return WriteResult(None, f"{type(error).__name__}: {error}") if error is not None else future.result()
 
 
 def _read_result(future: Future[ReadResult]) -> ReadResult:

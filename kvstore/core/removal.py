@@ -70,6 +70,7 @@ class Removal:
     def _forget_copies(self, *, everything: bool) -> list[Node]:
         """Delete frames on SSD that hold a deleted block, also those whose blocks left the index before."""
         catalog, kept = self._catalog, dict[Node, None]()
+        catalog.plan.delete += catalog.segments.going
         for frame in list(catalog.partial):
             if frame.fingerprint == self._state.fingerprint and (
                 everything or not self._keys.isdisjoint(_split(frame.keys))
@@ -77,7 +78,7 @@ class Removal:
                 self._frames[frame] = None
         for frame in self._frames:
             location = frame.location
-            if frame.nodes and location is not None and catalog.lost_any(frame):
+            if location is not None and catalog.lost_any(frame):
                 self._count += catalog.forget_on_ssd(frame, MissReason.DELETED)
                 catalog.plan.delete.append(location)
                 kept.update(dict.fromkeys(frame.nodes))

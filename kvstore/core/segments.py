@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from kvstore.core.frames import Frame
 from kvstore.core.retention import Retention
 from kvstore.tiers.base import FrameLocation
 
 RELEASED_MAX = 4096
+MEASURES_MAX = 8
+"""So many segments are measured anew before one of them has to go."""
 
 
 class Segment:
-    """The living frames of one segment file and, per class, the latest touch of any of them."""
+    """The living frames of one segment file and, per class, the latest touch of any of them.
 
-    __slots__ = ("bytes", "class_bytes", "frames", "last_touch", "number", "touched")
+    `living_bytes` and `value` are as of `measured_at`; `touched_since` collects the touches that a measure in
+    progress finds. Units: bytes of frames, headers included, and of living blocks, with their share of them.
+    """
+
+    __slots__ = (
+        "bytes",
+        "class_bytes",
+        "frames",
+        "last_touch",
+        "living_bytes",
+        "measured_at",
+        "number",
+        "touched",
+        "touched_since",
+        "value",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -24,6 +42,17 @@ class Segment:
         self.class_bytes: defaultdict[str, int] = defaultdict(int)
         self.last_touch = 0.0
         self.touched: dict[str, float] = {}
+        self.touched_since: dict[str, float] | None = None
+        self.living_bytes = 0.0
+        self.value = 0.0
+        self.measured_at: float | None = None
+
+    def note_touch(self, retention_class: str, since: float) -> None:
+        """Note that a class holds one of its frames since a wall time."""
+        for touched in (self.touched, self.touched_since):
+            if touched is not None:
+                touched[retention_class] = max(since, touched.get(retention_class, 0.0))
+        self.last_touch = max(self.last_touch, since)
 
     def held(self) -> bool:
         """Say whether a lease or I/O holds one of its frames."""
@@ -45,6 +74,8 @@ class SegmentTable:
         self.used_bytes = 0
         self.class_bytes: defaultdict[str, int] = defaultdict(int)
         """By the class that the frames were written for."""
+        self.going: list[FrameLocation] = []
+        """Frames that left the index with a segment which is let go a few frames at a time."""
 
     def place(self, frame: Frame, location: FrameLocation) -> None:
         """Note that a frame is durable at `location`, and who holds it."""
@@ -62,9 +93,7 @@ class SegmentTable:
         """Note that a class holds a frame since a wall time."""
         if frame.location is None:
             return
-        segment = self._segments[frame.location.segment]
-        segment.touched[retention_class] = max(since, segment.touched.get(retention_class, 0.0))
-        segment.last_touch = max(segment.last_touch, since)
+        self._segments[frame.location.segment].note_touch(retention_class, since)
 
     def release(self, number: int) -> None:
         """Remember that a segment is on its way out; numbers are not used again."""
@@ -92,15 +121,35 @@ class SegmentTable:
             del self._segments[segment.number]
         return location
 
-    def expired(self, retention: Retention, now: float) -> list[Segment]:
-        """Return the segments in which nothing lives any more."""
-        return [s for s in self._segments.values() if s.end(retention, now) <= now and not s.held()]
+    def victim(self, *, among: Mapping[int, int], measure: Callable[[Segment], None]) -> Segment | None:
+        """Return the segment that is worth the least for its size and that nothing holds, of those that may
+        go. `among` are bytes on disk by number; `measure` brings a segment's measure up to date.
+        """
+        there = [segment for number in among if (segment := self._segments.get(number)) is not None]
+        for segment in there:
+            if segment.measured_at is None:
+                measure(segment)
 
-    def victim(self, *, among: Collection[int]) -> Segment | None:
-        """Return the segment touched longest ago that nothing holds, of those that may go."""
-        there = (segment for number in among if (segment := self._segments.get(number)) is not None)
-        oldest = sorted(there, key=lambda segment: (segment.last_touch, segment.number))
-        return next((segment for segment in oldest if not segment.held()), None)
+        def density(segment: Segment) -> tuple[float, float, int]:
+            return (
+                segment.value / max(among[segment.number], segment.bytes),
+                segment.last_touch,
+                segment.number,
+            )
+
+        waiting = [(density(segment), segment) for segment in there]
+        heapq.heapify(waiting)
+        is_fresh: set[int] = set()
+        while waiting:
+            _, segment = heapq.heappop(waiting)
+            if segment.held():
+                continue
+            if segment.number in is_fresh or len(is_fresh) == MEASURES_MAX:
+                return segment
+            measure(segment)
+            is_fresh.add(segment.number)
+            heapq.heappush(waiting, (density(segment), segment))
+        return None
 
     def get(self, number: int) -> Segment | None:
         """Return a segment with living frames, or None."""

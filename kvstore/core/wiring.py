@@ -12,6 +12,7 @@ from functools import partial
 
 from kvstore.clock import Clock
 from kvstore.core.catalog import Catalog
+from kvstore.core.census import Census
 from kvstore.core.eviction import EvictionPolicy, ExactLru
 from kvstore.core.housekeeping import Housekeeping
 from kvstore.core.leases import LeaseTable
@@ -19,10 +20,12 @@ from kvstore.core.ledger import DepartedLedger
 from kvstore.core.limits import Limits
 from kvstore.core.loads import Loads
 from kvstore.core.matching import Matcher
+from kvstore.core.moves import Moves
 from kvstore.core.plan import Plan
 from kvstore.core.prefetches import PrefetchTable
-from kvstore.core.pumps import ReadPump, WritePump
+from kvstore.core.pumps import CopyPump, ReadPump, WritePump
 from kvstore.core.putting import Putting
+from kvstore.core.reclaim import Reclaim
 from kvstore.core.retention import Retention, SteadyWall
 from kvstore.core.touches import touch_notes
 from kvstore.core.writeback import WriteBack
@@ -79,7 +82,8 @@ class Wiring:
         self._loads = Loads(self._catalog, self._limits)
         self._leases = LeaseTable(self._catalog, self._loads, self._limits, new_number=new_number)
         self._prefetches = PrefetchTable(self._loads, self._limits, new_number=new_number)
-        self._writeback = WriteBack(self._catalog, self._limits, ssd)
+        census = Census(self._retention, self._catalog.segments, self._catalog.partial)
+        self._writeback = WriteBack(self._catalog, self._limits, ssd, census)
         self._putting = Putting(
             self._catalog,
             self._writeback,
@@ -89,8 +93,17 @@ class Wiring:
         )
         self._reads = ReadPump(ssd, self._loads, self._decision)
         self._writes = WritePump(ssd, self._writeback, self._decision)
+        self._moves = Moves(self._catalog, self._limits)
+        self._copies = CopyPump(ssd, self._moves, self._retention, self._decision)
+        reclaim = Reclaim(self._catalog, self._limits, ssd, self._moves, census)
         self._housekeeping = Housekeeping(
-            self._catalog, self._leases, self._prefetches, self._putting, self._writeback, self._loads
+            self._catalog,
+            self._leases,
+            self._prefetches,
+            self._putting,
+            self._writeback,
+            self._loads,
+            reclaim,
         )
         self._draining = False
 

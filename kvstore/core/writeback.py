@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from kvstore.core.catalog import Catalog
+from kvstore.core.census import Census
 from kvstore.core.frames import Frame, Node
 from kvstore.core.index import RunIndex
 from kvstore.core.limits import Limits
@@ -19,8 +20,9 @@ from kvstore.types import MissReason
 class WriteBack:
     """Frames on their way to SSD. Ancestors are queued before descendants, and the tier keeps the order."""
 
-    def __init__(self, catalog: Catalog, limits: Limits, tier: Tier | None) -> None:
+    def __init__(self, catalog: Catalog, limits: Limits, tier: Tier | None, census: Census) -> None:
         self._catalog = catalog
+        self._census = census
         self._limits = limits
         self._tier = tier
         self._queue: OrderedDict[Frame, None] = OrderedDict()
@@ -88,9 +90,12 @@ class WriteBack:
         excess = used + self.in_flight_bytes + size - capacity
         if excess <= 0:
             return
+        now = self._catalog.retention.now()
         sizes = {info.segment: info.bytes for info in self._tier.segments() if info.sealed}
         while excess > 0:
-            victim = self._catalog.segments.victim(among=sizes.keys())
+            victim = self._catalog.segments.victim(
+                among=sizes, measure=lambda segment: self._census.measure(segment, now)
+            )
             if victim is None:
                 return
             freed = max(sizes[victim.number], victim.bytes)

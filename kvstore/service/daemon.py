@@ -25,6 +25,8 @@ from kvstore.settings import Loaded, split_address
 
 _log = logging.getLogger(__name__)
 TICK_SECONDS = 0.1
+PAUSE_SECONDS = 0.0005
+"""Between steps of a tick: whoever waits for the lock, or for the interpreter, has it meanwhile."""
 EXIT_SECONDS = 5.0
 """Beyond the drain: how long closing may take before the process ends as it is."""
 EXIT_UNCLEAN = 1
@@ -75,7 +77,7 @@ class Daemon:
             await serving.stop()
             await asyncio.to_thread(store.close, deadline_seconds=1.0)
             raise
-        self._supervisor.every("tick", TICK_SECONDS, store.ladder.tick)
+        self._supervisor.every("tick", TICK_SECONDS, lambda: store.ladder.tick(pause=self._pause))
         self._report = Report(
             version=__version__,
             pid=os.getpid(),
@@ -179,6 +181,9 @@ class Daemon:
             "kvstore_serving": float(self._gate.state is State.SERVING),
             "kvstore_uptime_seconds": self._uptime(),
         }
+
+    def _pause(self) -> None:
+        self._supervisor.stopping.wait(PAUSE_SECONDS)
 
     def _uptime(self) -> float:
         return self._clock.monotonic() - self._ready_at if self._ready_at else 0.0

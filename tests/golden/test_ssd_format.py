@@ -200,6 +200,7 @@ def write_rows(directory: Path, rows: dict[bytes, dict[bytes, bytes]], *, versio
         tables = {name: env.open_db(name) for name in (b"meta", *rows)}
         with env.begin(write=True) as txn:
             meta = txn.get(b"meta", db=tables[b"meta"])
+            assert meta is not None
             txn.put(b"meta", version.to_bytes(4, "little") + meta[4:], db=tables[b"meta"])
             for name, some in rows.items():
                 for key, value in some.items():

@@ -86,6 +86,10 @@ def _check_slots(ladder: Ladder, frames: dict[int, Frame]) -> None:
             owned.update(slots)
             pages += len(slots) * put_part.data.part.stride_pages
     assert not [slot for slot, count in owned.items() if count > 1], "a slot has two owners"
+    for move, slots in ladder._moves.slots:
+        for part_slots, part_ in zip(slots, move.frame.parts, strict=True):
+            owned.update(part_slots.tolist())
+            pages += len(part_slots) * part_.stride_pages
     if not ladder._putting._quarantine:
         assert pages == catalog.slabs.used_pages, (
             f"{pages} pages are owned, {catalog.slabs.used_pages} counted"
@@ -95,8 +99,9 @@ def _check_slots(ladder: Ladder, frames: dict[int, Frame]) -> None:
 
 def _check_segments(ladder: Ladder, frames: dict[int, Frame]) -> None:
     table = ladder._catalog.segments
-    listed = {id(frame) for segment in table for frame in segment.frames}
-    placed = {i for i, frame in frames.items() if frame.location is not None}
+    # What was moved keeps its old place until that segment goes.
+    listed = {id(frame) for segment in table for frame in segment.frames if frame.nodes}
+    placed = {i for i, frame in frames.items() if frame.location is not None and frame.nodes}
     assert listed == placed
     assert table.used_bytes == sum(segment.bytes for segment in table)
 

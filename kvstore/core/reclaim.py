@@ -1,0 +1,135 @@
+"""Room on SSD: which segments go because nothing in them lives, which are emptied first, and when.
+
+Time alone copies nothing: what lives in a segment moves when it is at most LIVING_SHARE of it, or at most
+PRESSED_SHARE while the tier is nearly full. A segment goes a few frames at a time: nobody waits for all.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from kvstore.core.catalog import Catalog
+from kvstore.core.census import Census
+from kvstore.core.frames import Frame
+from kvstore.core.limits import Limits
+from kvstore.core.moves import Moves
+from kvstore.core.segments import Segment
+from kvstore.tiers.base import Tier
+from kvstore.types import MissReason
+
+LIVING_SHARE = 0.15
+PRESSED_SHARE = 0.5
+PRESSED_AT = 0.9
+"""Of the capacity: from here on there is pressure."""
+LOOK_EVERY_SECONDS = 1.0
+FAILED_SECONDS = 60.0
+STEP_FRAMES = 16
+STEP_SEGMENTS = 128
+CENSUS_FRAMES = 64
+
+
+class Reclaim:
+    """Bounded work per step. Guarded by the ladder's lock."""
+
+    def __init__(
+        self, catalog: Catalog, limits: Limits, tier: Tier | None, moves: Moves, census: Census
+    ) -> None:
+        self._catalog = catalog
+        self._limits = limits
+        self._tier = tier
+        self._moves = moves
+        self._census = census
+        self._look_due = 0.0
+        self._moves_due = 0.0
+        self._turn: list[Segment] = []
+        self._expired: list[Segment] = []
+        self._going: Segment | None = None
+
+    def step(self, now: float, *, monotonic: float) -> bool:
+        """Do a little; says whether there is more to do at once."""
+        if monotonic >= self._look_due:
+            self._look_due = monotonic + LOOK_EVERY_SECONDS
+            self._turn = list(self._catalog.segments)
+            self._choose(now, monotonic)
+        some, self._turn = self._turn[:STEP_SEGMENTS], self._turn[STEP_SEGMENTS:]
+        retention = self._catalog.retention
+        self._expired += [s for s in some if s.end(retention, now) <= now and not s.held()]
+        if self._going is None and self._expired:
+            self._going = self._expired.pop()
+        if self._going is not None:
+            self._let_go(self._going, now)
+        return bool(self._turn or self._expired or self._going)
+
+    def look_around(self, now: float) -> None:
+        """Measure a few frames more."""
+        self._census.step(now, frames_max=CENSUS_FRAMES)
+
+    def _let_go(self, segment: Segment, now: float) -> None:
+        """Forget some frames of a segment in which nothing lives; its file goes with the last one. When one
+        turns out to live or to be held, those forgotten so far are deleted one by one.
+        """
+        catalog = self._catalog
+        for frame in list(islice(segment.frames, STEP_FRAMES)):
+            if frame.holds or frame.loads or self._lives(frame, now):
+                catalog.plan.delete += catalog.segments.going
+                self._going, segment.measured_at = None, None
+                break
+            if frame.location is not None:
+                catalog.segments.going.append(frame.location)
+            catalog.forget_on_ssd(frame, MissReason.EXPIRED)
+        else:
+            if segment.frames:
+                return
+            self._going = None
+            catalog.plan.unlink.append(segment.number)
+            catalog.segments.release(segment.number)
+        catalog.segments.going = []
+
+    def _lives(self, frame: Frame, now: float) -> bool:
+        return not all(self._catalog.retention.may_go(node, now) for node in frame.nodes)
+
+    def _choose(self, now: float, monotonic: float) -> None:
+        """Begin to empty the segment in which the least lives, if it is little enough."""
+        if self._moves.segment is not None:
+            self._look_at_moves(monotonic)
+            return
+        if self._tier is None or not self._moves.is_idle or monotonic < self._moves_due:
+            return
+        sizes = {info.segment: info.bytes for info in self._tier.segments() if info.sealed}
+        found = [
+            (segment.living_bytes / max(sizes[segment.number], segment.bytes), segment.number)
+            for segment in self._catalog.segments
+            if segment.measured_at is not None and segment.number in sizes
+        ]
+        if not found:
+            return
+        share, number = min(found)
+        if share > (PRESSED_SHARE if self._is_pressed() else LIVING_SHARE):
+            return
+        segment = self._catalog.segments.get(number)
+        assert segment is not None
+        # Measured a while ago: what was touched since, or put again, may live.
+        self._census.measure(segment, now)
+        share = segment.living_bytes / max(sizes[number], segment.bytes)
+        if share <= LIVING_SHARE:
+            self._moves.begin(segment, reason="time")
+        elif share <= PRESSED_SHARE and self._is_pressed():
+            self._moves.begin(segment, reason="capacity")
+
+    def _is_pressed(self) -> bool:
+        capacity = self._limits.ssd_capacity_bytes
+        if not capacity or self._tier is None:
+            return False
+        used = max(self._catalog.segments.used_bytes, self._tier.usage().used_bytes)
+        return used > PRESSED_AT * capacity
+
+    def _look_at_moves(self, monotonic: float) -> None:
+        segment = self._moves.segment
+        assert segment is not None
+        if self._moves.has_failed and self._moves.is_idle:
+            self._moves.end()
+            self._moves_due = monotonic + FAILED_SECONDS
+        elif self._moves.is_done:
+            self._moves.end()
+            if segment.frames and not segment.held():
+                self._expired.append(segment)
