@@ -63,7 +63,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("kvstore_reservations_expired_total", _C, "Reservations that ended without a commit."),
     Metric("kvstore_puts_incomplete_total", _C, "Puts dropped because a part never came."),
     Metric("kvstore_ssd_written_bytes_total", _C, "Bytes written to the SSD.", ("class",)),
-    Metric("kvstore_ssd_copied_bytes_total", _C, "Bytes written again so that a segment could go.", ("reason",)),
+    Metric("kvstore_ssd_copied_bytes_total", _C, "Bytes copied so that a segment could go.", ("reason",)),
     Metric("kvstore_ssd_errors_total", _C, "Failed operations of the SSD tier.", ("operation",)),
     Metric("kvstore_write_refusals_total", _C, "Runs that the SSD tier did not take."),
     Metric("kvstore_expired_bytes_total", _C, "Bytes that left because their time was over.", ("class",)),

@@ -138,12 +138,6 @@ class Catalog:
             for ancestor in RunIndex.path(node.parent):
                 self.policy.touch(ancestor)
 
-    def soonest(self, frame: Frame) -> Node:
-        """Of the runs that share a frame the one that expires first speaks for it on disk: better forgotten
-        than kept too long.
-        """
-        return frame.nodes[0] if len(frame.nodes) == 1 else min(frame.nodes, key=self.retention.end)
-
     def write_time(self, state: NamespaceState, keys: bytes, now: float) -> float:
         """Return the time of writing of new copies of blocks: now, or later than that of an older copy on SSD
         which was written before the clock was set back; a restart takes the later one for the newer.

@@ -109,7 +109,8 @@ class WriteBack:
             self._leaving.pop(segment, None)
 
     def _write(self, frame: Frame) -> FrameWrite:
-        node = self._catalog.soonest(frame)
+        # Of the runs that share a frame the one that expires first speaks for it: better forgotten than kept.
+        node = min(frame.nodes, key=self._catalog.retention.end)
         held_by = self._catalog.retention.held_by(node.retention_class)
         assert frame.host is not None
         header = FrameHeader(
