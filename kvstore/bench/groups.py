@@ -33,5 +33,16 @@ GROUPS: dict[str, Group] = {
         Group("ssd", (rows.SSD_READ, rows.SSD_HIT)),
         Group("encryption", (rows.SSD_ENCRYPTED,)),
         Group("match", (rows.MATCH_600, rows.MATCH_7800)),
+        Group("vllm", (rows.VLLM_WARM_HOST, rows.VLLM_LOOKUP, rows.VLLM_WARM_SSD, rows.VLLM_SAVING)),
+        Group(
+            "engine",
+            (
+                rows.ENGINE_PREFILL_HOST,
+                rows.ENGINE_PREFILL_SSD,
+                rows.ENGINE_HIDDEN,
+                rows.ENGINE_VS_HF_PREFILL,
+                rows.ENGINE_VS_HF_DECODE,
+            ),
+        ),
     )
 }

@@ -123,3 +123,65 @@ MATCH_7800 = RowSpec(
     bar=4.0,
     better=Better.LOWER,
 )
+
+FLOP_IDEAL = "the FLOPs of the whole prompt over those of the rest, which still attends to all of it"
+TRANSFORMERS = "transformers on the same weights, dtype and number of threads"
+ENGINE_PREFILL_HOST = RowSpec(
+    name="engine_prefill_host",
+    what="first token of 4,096 tokens in the bundled engine, 96 % in host memory, against computing all",
+    baseline=FLOP_IDEAL,
+    bar=0.8,
+)
+ENGINE_PREFILL_SSD = RowSpec(
+    name="engine_prefill_ssd",
+    what="the same with the prefix on SSD",
+    baseline=FLOP_IDEAL,
+    bar=0.65,
+)
+ENGINE_HIDDEN = RowSpec(
+    name="engine_hidden",
+    what="share of the time of loads from host memory that the forward pass did not wait for",
+    baseline="the time of the loads",
+    bar=0.7,
+)
+ENGINE_VS_HF_PREFILL = RowSpec(
+    name="engine_vs_hf_prefill",
+    what="tokens/s of a prefill in the bundled engine without the store",
+    baseline=TRANSFORMERS,
+    bar=0.9,
+)
+ENGINE_VS_HF_DECODE = RowSpec(
+    name="engine_vs_hf_decode",
+    what="tokens/s of decoding in the bundled engine without the store",
+    baseline=TRANSFORMERS,
+    bar=0.9,
+)
+
+COLD_VLLM = "the same engine computing a prompt of the same length that nobody knows"
+VLLM_WARM_HOST = RowSpec(
+    name="vllm_warm_host",
+    what="time to first token in vLLM, 2,133 tokens, 90 % of them in host memory",
+    baseline=COLD_VLLM,
+    bar=0.4,
+    better=Better.LOWER,
+)
+VLLM_WARM_SSD = RowSpec(
+    name="vllm_warm_ssd",
+    what="the same from SSD, after daemon and engine were restarted",
+    baseline=COLD_VLLM,
+    bar=0.5,
+    better=Better.LOWER,
+)
+VLLM_LOOKUP = RowSpec(
+    name="vllm_lookup",
+    what="how long looking up and leasing a prompt keeps vLLM's scheduler",
+    baseline="the time to first token of a miss",
+    bar=0.03,
+    better=Better.LOWER,
+)
+VLLM_SAVING = RowSpec(
+    name="vllm_saving",
+    what="tokens/s of vLLM while everything it computes is saved and written behind",
+    baseline="vLLM without a connector",
+    bar=0.9,
+)

@@ -26,7 +26,7 @@ from kvstore.hashing import chain_root
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Sizes and places. Units: bytes; tokens; sequences at a time."""
+    """Sizes and places. Units: bytes; tokens; sequences at a time; compute threads, 0: torch's own choice."""
 
     pool_bytes: int = 1 << 30
     block_tokens: int = 64
@@ -37,6 +37,7 @@ class EngineOptions:
     tenant_secret: bytes = b""
     budget: Budget = field(default_factory=Budget)
     match_seconds: float = MATCH_SECONDS
+    threads: int = 0
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -90,6 +91,7 @@ def build_engine(
         root=root,
         budget=options.budget,
         match_seconds=options.match_seconds,
+        threads=options.threads,
         clock=clock,
     )
 

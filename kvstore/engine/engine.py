@@ -55,6 +55,7 @@ class Engine:
         root: BlockHash,
         budget: Budget | None = None,
         match_seconds: float = MATCH_SECONDS,
+        threads: int = 0,
         clock: Clock | None = None,
     ) -> None:
         self.model = model
@@ -80,6 +81,7 @@ class Engine:
             match_seconds=match_seconds,
         )
         self._step = Step(model, pool, hbm, self._admission, self._clock, root=root)
+        self._threads = threads
         self._inbox: queue.SimpleQueue[Running] = queue.SimpleQueue()
         self._waiting: deque[Running] = deque()
         self._running: list[Running] = []
@@ -127,6 +129,8 @@ class Engine:
     # The engine's thread
 
     def _loop(self) -> None:
+        if self._threads:
+            torch.set_num_threads(self._threads)  # a property of the thread that computes
         try:
             while not self._closing.is_set():
                 if not self.step():
