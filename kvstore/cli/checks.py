@@ -13,10 +13,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from kvstore.cli.output import bytes_text
+from kvstore.finding import Finding, Level
 from kvstore.machine import HugePages, Machine, Mount, shmem_enabled
 from kvstore.types import PAGE_BYTES
 
@@ -46,24 +46,6 @@ VOLATILE_FILE_SYSTEMS = ("tmpfs", "ramfs", "overlay")
 FALLOCATE_KEEP_SIZE, FALLOCATE_PUNCH_HOLE = 1, 2
 TIME_ERROR = 5
 """adjtimex's answer when the kernel knows that nothing disciplines the clock."""
-
-
-class Level(StrEnum):
-    """How a finding counts: only a problem makes the command fail."""
-
-    OK = "ok"
-    NOTE = "note"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check's result: what was found and, unless all is well, what to do."""
-
-    check: str
-    level: Level
-    found: str
-    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.cli.checks import Finding, Level, Place, examine
+from kvstore.cli.checks import Place, examine
 from kvstore.cli.connection import AddressOption, CaOption, Daemon, JsonOption, TokenOption, listens
 from kvstore.cli.output import (
     EXIT_FINE,
@@ -23,6 +23,7 @@ from kvstore.cli.output import (
     styled,
 )
 from kvstore.errors import KVStoreError
+from kvstore.finding import Finding, Level
 from kvstore.paths import default_address
 from kvstore.settings import load
 
@@ -41,6 +42,14 @@ def doctor(
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Start a temporary daemon and put a run through every tier.")
     ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="NAME", help="An engine to examine too: transformers, vllm."),
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option("--python", metavar="FILE", help="The engine's interpreter; else this command's own."),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Configuration the daemon would read.")
     ] = None,
@@ -53,6 +62,8 @@ def doctor(
 
     Each finding says what to do about it. Exit code 1 when one of them is a
     problem; a note is none. --self-test also sees a restart and an expiry.
+    --engine asks whether an engine and its adapter are there, in tested versions,
+    and whether blocks in its layout go into the daemon and come back.
 
     Examples:
 
@@ -61,6 +72,8 @@ def doctor(
       kvstore doctor --self-test
 
       kvstore doctor --data /mnt/nvme/kvstore --json
+
+      kvstore doctor --engine vllm --python /opt/vllm/bin/python
     """
     with progress("asking the daemon", total=None):
         answer = _ask(address or default_address(), token, tls_ca)
@@ -70,13 +83,20 @@ def doctor(
         sections["Daemon"] = _daemon(answer, token, tls_ca)
     if self_test:
         sections["Temporary daemon"] = _self_test()
+    if engine is not None:
+        sections[f"Engine {engine}"] = _engine(engine, python, answer.address, token, tls_ca)
+    raise typer.Exit(_report(sections, as_json=as_json))
+
+
+def _report(sections: dict[str, list[Finding]], *, as_json: bool) -> int:
+    """Print the findings and return the exit code."""
     findings = [finding for section in sections.values() for finding in section]
     problems = [finding for finding in findings if finding.level is Level.PROBLEM]
     if as_json:
         emit_json({"findings": [_plain(name, f) for name, section in sections.items() for f in section]})
     else:
         _sheet(sections, len(problems)).show()
-    raise typer.Exit(EXIT_PROBLEM if problems else EXIT_FINE)
+    return EXIT_PROBLEM if problems else EXIT_FINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +142,13 @@ def _daemon(answer: _Answer, token: str, tls_ca: Path | None) -> list[Finding]:
     from kvstore.cli.selftest import exercise
 
     return [Finding(check, Level.OK, found), *exercise(answer.address, token=token, tls_ca=tls_ca)]
+
+
+def _engine(name: str, python: Path | None, address: str, token: str, tls_ca: Path | None) -> list[Finding]:
+    from kvstore.cli.engines import examine_engine
+
+    with progress(f"importing {name}", total=None):
+        return examine_engine(name, python=python, address=address, token=token, tls_ca=tls_ca)
 
 
 def _self_test() -> list[Finding]:

@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.cli.checks import MIB, Finding, Level
+from kvstore.cli.checks import MIB
 from kvstore.cli.child import ChildDaemon
 from kvstore.cli.connection import LIMITS, Daemon, tls_of
 from kvstore.cli.output import bytes_text, duration_text, time_text
 from kvstore.cli.views import VerifyView
 from kvstore.client import Client, OpenNamespace
 from kvstore.errors import KVStoreError
+from kvstore.finding import Finding, Level
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 from kvstore.types import AckTier, MatchMode, MissReason, Tier

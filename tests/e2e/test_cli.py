@@ -160,6 +160,15 @@ def test_doctor_uses_the_daemon_and_leaves_nothing(daemon: ChildDaemon) -> None:
     assert {row["identity"]["model"]: row["blocks"] for row in rows}.get("kvstore-doctor", 0) == 0
 
 
+@pytest.mark.slow  # imports the engine
+def test_doctor_examines_an_engine(daemon: ChildDaemon) -> None:
+    done = kvstore("doctor", "--json", "--engine", "transformers", "-a", daemon.address)
+    findings = {f["check"]: f for f in document(done)["findings"] if f["section"] == "engine transformers"}
+    assert list(findings) == ["engine", "adapter", "namespace", "round trip", "hit counters"]
+    assert all(f["level"] == "ok" for f in findings.values()), findings
+    assert kvstore("doctor", "--engine", "nothing", "-a", daemon.address).returncode == 2
+
+
 def test_doctor_tests_itself_a_daemon() -> None:
     done = kvstore("doctor", "--self-test", "--json", "-a", "unix:/nonexistent/s", "--data", "/tmp")
     findings = {f["check"]: f for f in document(done)["findings"] if f["section"] == "temporary daemon"}

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.cli import checks
-from kvstore.cli.checks import MACHINE_CHECKS, Level, Place, examine
+from kvstore.cli.checks import MACHINE_CHECKS, Place, examine
+from kvstore.finding import Level
 from kvstore.machine import Machine, Mount
 
 GIB = 1 << 30
