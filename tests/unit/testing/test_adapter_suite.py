@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +32,7 @@ SIZES = Sizes(
     short_patience_seconds=0.5,
     settle_seconds=2.0,
 )
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "adapters.md"
 _casts = itertools.count()
 Scenario = Callable[..., None]
 Case = tuple[Scenario, tuple[object, ...], type[ToyEngine], str]
@@ -265,3 +269,16 @@ def test_a_sound_adapter_passes(daemon: TriedDaemon, scenario: Scenario) -> None
 def test_every_scenario_finds_somebody() -> None:
     found = {scenario.__name__ for scenario, _, _, _ in FAILS + FAILS_SLOWLY}
     assert found == {name for name in vars(AdapterSuite) if name.startswith("test_")}
+
+
+def test_the_page_on_adapters_runs(daemon: TriedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    verbs, suite = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    verbs = verbs.replace("Client()", f"Client({daemon.tap.address!r})")
+    exec(verbs, {})
+    assert capsys.readouterr().out == "0 blocks loaded, 6 stored\n"
+    exec(verbs, found := dict[str, Any]())
+    assert (found["good"], capsys.readouterr().out) == (6, "")
+    exec(suite, found)
+    mine = found["TestMyAdapter"]
+    with Stage(daemon, mine.start_engine, mine.sizes) as stage:
+        mine().test_two_engines_share_a_daemon(stage)
