@@ -44,5 +44,6 @@ GROUPS: dict[str, Group] = {
                 rows.ENGINE_VS_HF_DECODE,
             ),
         ),
+        Group("expiry", (rows.EXPIRY_P999, rows.EXPIRY_MAX)),
     )
 }

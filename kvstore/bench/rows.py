@@ -185,3 +185,17 @@ VLLM_SAVING = RowSpec(
     baseline="vLLM without a connector",
     bar=0.9,
 )
+EXPIRY_P999 = RowSpec(
+    name="expiry_p999",
+    what="match of 600 resident blocks while 1M blocks in 10,000 runs expire, its 99.9th percentile",
+    baseline="its median",
+    bar=5.0,
+    better=Better.LOWER,
+)
+EXPIRY_MAX = RowSpec(
+    name="expiry_max",
+    what="the same match, the longest one",
+    baseline="the longest of as many matches of the same store while nothing expires",
+    bar=2.0,
+    better=Better.LOWER,
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import threading
@@ -71,6 +72,8 @@ class Daemon:
         signals.on_hangup = lambda: self._reload(store, serving)
         try:
             recovery = await asyncio.to_thread(store.recover)
+            # What a start found lives long: the collector shall not walk it again and again.
+            gc.freeze()
             await serving.start()
             metrics, notes = self._start_metrics(store)
         except BaseException:
