@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Node
 from kvstore.core.leases import LeaseTable
@@ -13,10 +11,13 @@ from kvstore.core.putting import Putting
 from kvstore.core.reclaim import Reclaim
 from kvstore.core.writeback import WriteBack
 
-SWEEP_NODES = 32
-SWEEP_STEPS = 8
-STEPS_MAX = 64
-"""Of a turn, each under the lock for a fraction of a millisecond."""
+SWEEP_NODES = 64
+SWEEP_EXPIRED = 4
+SWEEP_STEPS = 32
+STEPS_MAX = 128
+"""Of a turn, each under the lock for a fraction of a millisecond. Of SWEEP_NODES that a step looks at
+SWEEP_EXPIRED at most give up their slots.
+"""
 LOSSES_EVERY_SECONDS = 1.0
 RETRY_EVERY_SECONDS = 5.0
 
@@ -78,6 +79,12 @@ class Housekeeping:
     def _sweep_nodes(self, now: float) -> None:
         if not self._sweep:
             self._sweep = self._catalog.policy.nodes()
-        batch = list(islice(self._sweep, SWEEP_NODES))
-        del self._sweep[: len(batch)]
-        self._catalog.expire_host(batch, now)
+            self._sweep.reverse()
+        may_go, expired = self._catalog.retention.may_go, list[Node]()
+        for _ in range(min(SWEEP_NODES, len(self._sweep))):
+            node = self._sweep.pop()
+            if may_go(node, now):
+                expired.append(node)
+                if len(expired) == SWEEP_EXPIRED:
+                    break
+        self._catalog.expire_host(expired, now)

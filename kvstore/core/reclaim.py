@@ -23,7 +23,7 @@ PRESSED_AT = 0.9
 """Of the capacity: from here on there is pressure."""
 LOOK_EVERY_SECONDS = 1.0
 FAILED_SECONDS = 60.0
-STEP_FRAMES = 16
+STEP_FRAMES = 4
 STEP_SEGMENTS = 128
 CENSUS_FRAMES = 64
 
@@ -42,7 +42,7 @@ class Reclaim:
         self._look_due = 0.0
         self._moves_due = 0.0
         self._turn: list[Segment] = []
-        self._expired: list[Segment] = []
+        self._expired: dict[Segment, None] = {}
         self._going: Segment | None = None
 
     def step(self, now: float, *, monotonic: float) -> bool:
@@ -53,9 +53,11 @@ class Reclaim:
             self._choose(now, monotonic)
         some, self._turn = self._turn[:STEP_SEGMENTS], self._turn[STEP_SEGMENTS:]
         retention = self._catalog.retention
-        self._expired += [s for s in some if s.end(retention, now) <= now and not s.held()]
+        for segment in some:
+            if segment.end(retention, now) <= now and segment is not self._going and not segment.held():
+                self._expired[segment] = None
         if self._going is None and self._expired:
-            self._going = self._expired.pop()
+            self._going, _ = self._expired.popitem()
         if self._going is not None:
             self._let_go(self._going, now)
         return bool(self._turn or self._expired or self._going)
@@ -69,6 +71,9 @@ class Reclaim:
         turns out to live or to be held, those forgotten so far are deleted one by one.
         """
         catalog = self._catalog
+        if catalog.segments.get(segment.number) is not segment:
+            self._going = None  # it went another way meanwhile
+            return
         for frame in list(islice(segment.frames, STEP_FRAMES)):
             if frame.holds or frame.loads or self._lives(frame, now):
                 catalog.plan.delete += catalog.segments.going
@@ -132,4 +137,4 @@ class Reclaim:
         elif self._moves.is_done:
             self._moves.end()
             if segment.frames and not segment.held():
-                self._expired.append(segment)
+                self._expired[segment] = None
