@@ -22,12 +22,17 @@ LOG_LINES_SHOWN = 5
 class ChildDaemon:
     """`kvstore serve` on a directory that belongs to it alone; a context manager that also ends it.
 
-    `settings` are dotted keys such as `classes.batch.ttl_seconds`.
+    `settings` are dotted keys such as `classes.batch.ttl_seconds`; `environment` is for what is no setting.
     The caller makes and removes the directory.
     """
 
     def __init__(
-        self, directory: Path, *, arena_bytes: int, settings: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        *,
+        arena_bytes: int,
+        settings: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = directory
         self.address = f"unix:{directory / 'kvstore.sock'}"
@@ -42,6 +47,7 @@ class ChildDaemon:
             "host.arena_bytes": str(arena_bytes),
             **(settings or {}),
         }
+        self._more = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -93,7 +99,7 @@ class ChildDaemon:
     def _environment(self) -> dict[str, str]:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("KVSTORE_")}
         own = {f"KVSTORE_{key.upper().replace('.', '__')}": value for key, value in self._settings.items()}
-        return inherited | own
+        return inherited | own | self._more
 
     @staticmethod
     def _is_serving(daemon: Daemon) -> bool:

@@ -48,6 +48,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "simulate": Entry("simulate", "simulate", "A request trace: its hit rate at a TTL and capacity.", JUDGE),
     "keys": Entry("keys", "app", "Keys of encrypted tenants: list, rotate, shred.", JUDGE),
+    "drive": Entry("drive", "drive", "A trace against a daemon: measured and simulated hit rate.", JUDGE),
     "plan": Entry("plan", "plan", "What a longer TTL or more room would buy, and the knee.", JUDGE),
     "engine": Entry("engine", "app", "The bundled engine: generate, chat, serve a worker.", RUN),
     "bench": Entry("bench", "bench", "Measure against honest baselines, with the bars to reach.", JUDGE),

@@ -31,7 +31,7 @@ from kvstore.trace.tally import Served, Tally
 from kvstore.trace.virtual_ssd import VirtualSsd
 from kvstore.types import DIGEST_BYTES, HASH_BYTES, BlockHash, Tier, TtlMode, key_at
 
-__all__ = ["HALF_TICK_SECONDS", "Simulator", "Tally", "seconds_of"]
+__all__ = ["HALF_TICK_SECONDS", "Simulator", "Tally", "pages_for", "seconds_of"]
 
 UNLIMITED_BLOCKS = 1 << 26
 HALF_TICK_SECONDS = 0.0005
@@ -107,7 +107,7 @@ class Simulator:
         space = Namespace(model="trace", weights="none", layout=layout, block_tokens=block_tokens)
         self._name = space.fingerprint
         self._root = chain_root(self._name)
-        pages = _pages_for((capacity_blocks or UNLIMITED_BLOCKS) * stride_pages)
+        pages = pages_for((capacity_blocks or UNLIMITED_BLOCKS) * stride_pages)
         self._ssd: VirtualSsd | None = None
         if ssd_bytes:
             self._ssd = VirtualSsd(
@@ -226,7 +226,7 @@ class Simulator:
             self._ticked_at = now
 
 
-def _pages_for(wanted: int) -> int:
+def pages_for(wanted: int) -> int:
     """Return how many pages an arena needs for so many to be of use: slabs are of one size."""
     pages = wanted
     while (usable := SlabAllocator(first_page=1, total_pages=pages + 1).usable_pages) < wanted:
