@@ -8,10 +8,10 @@ BIN := .venv/bin
 SOURCES := kvstore engine_adapters tests scripts
 PYTEST_ARGS ?=
 
-.PHONY: help env demo test check unit slow long torture matrix proto format bench clean
+.PHONY: help env demo test check unit slow long torture matrix vllm vllm-bench proto format bench clean
 
 help: ## list the goals
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: ## build .venv (again only when the pins changed)
 	@scripts/env.sh
@@ -42,6 +42,15 @@ torture: env ## kill, stop and restart daemon and clients by a plan (SEED=1 SECO
 
 long: env ## the searches that take minutes each: crash points, rot, histories against the oracle
 	$(BIN)/python -m pytest -m long -o faulthandler_timeout=0 -o timeout=3600 $(PYTEST_ARGS)
+
+vllm: env ## the real vLLM with a real model, in an environment of its own (PYTEST_ARGS="-k name" to select)
+	@mapfile -t folders < <(scripts/vllm_env.sh); trap 'rm -rf "$${folders[1]}"' EXIT; \
+	KVSTORE_VLLM="$${folders[0]}:$${folders[1]}" $(BIN)/python -m pytest tests/engines \
+		-o faulthandler_timeout=0 -o timeout=900 $(PYTEST_ARGS)
+
+vllm-bench: env ## measure vLLM with the store (BENCH_ARGS="--quick --json FILE")
+	@mapfile -t folders < <(scripts/vllm_env.sh); trap 'rm -rf "$${folders[1]}"' EXIT; \
+	KVSTORE_VLLM="$${folders[0]}:$${folders[1]}" OMP_NUM_THREADS=1 $(BIN)/kvstore bench vllm $(BENCH_ARGS)
 
 matrix: env ## the base install alone, under every generation of protobuf that engines ship
 	scripts/base_matrix.sh
