@@ -14,6 +14,7 @@ import numpy as np
 from kvstore.api import U32Array
 from kvstore.core.eviction import EvictionPolicy
 from kvstore.core.frames import Frame, Node, Slice
+from kvstore.core.graves import Graves
 from kvstore.core.index import RunIndex
 from kvstore.core.ledger import DepartedLedger
 from kvstore.core.loose import LooseIndex
@@ -83,6 +84,7 @@ class Catalog:
         self.events = events
         self.plan = plan
         self.segments = SegmentTable()
+        self.graves = Graves(plan)
         self.namespaces: dict[Fingerprint, NamespaceState] = {}
         self.room = Room(self)
         self.quotas = Quotas(self, total_pages=memory.total_pages)
@@ -269,7 +271,7 @@ class Catalog:
         self.partial.pop(frame, None)
         location = self.segments.forget(frame)
         if location is not None:
-            self.plan.delete.append(location)
+            self.graves.bury(location, frame.fingerprint)
         return location
 
     def _count_expired(self, frame: Frame, amount: int) -> None:
@@ -360,13 +362,13 @@ class Catalog:
         location = frame.location
         if location is not None and frame.nodes and frame.fully_resident():
             self.forget_on_ssd(frame, MissReason.CORRUPT)
-            self.plan.delete.append(location)
+            self.graves.bury(location, frame.fingerprint)
         else:
             self.drop_block(frame, block, MissReason.CORRUPT)
 
     def release_segment(self, segment: Segment, reason: MissReason) -> int:
         """Let a whole segment go: expired ones leave children as orphans, evicted ones take them along."""
-        self.plan.unlink.append(segment.number)
+        self.graves.bury_segment(segment.number, {frame.fingerprint for frame in segment.frames})
         self.segments.release(segment.number)
         frames, freed = list(segment.frames), segment.bytes
         for frame in frames:

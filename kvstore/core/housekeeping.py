@@ -51,6 +51,7 @@ class Housekeeping:
         """Do what is due; `step` does what takes longer."""
         self._loads.expire(monotonic)
         self._writeback.expire(monotonic)
+        self._catalog.graves.expire(monotonic)
         self._leases.expire(monotonic)
         self._prefetches.expire(monotonic)
         self._putting.expire(monotonic=monotonic)
@@ -75,6 +76,7 @@ class Housekeeping:
         if monotonic >= self._retry_due:
             self._retry_due = monotonic + RETRY_EVERY_SECONDS
             self._writeback.retry()
+            self._catalog.graves.retry()
 
     def _sweep_nodes(self, now: float) -> None:
         if not self._sweep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kvstore.api import (
     CommitAnswer,
@@ -43,6 +44,7 @@ from kvstore.types import (
 )
 
 OnDurable = Callable[[CommitAnswer], None]
+OnDeleted = Callable[[int, bool], None]
 
 
 class Ladder(Administration):
@@ -340,9 +342,12 @@ class Ladder(Administration):
 
     # Removal
 
-    def delete(self, namespace: Fingerprint, keys: bytes | None) -> int:
+    def delete(self, namespace: Fingerprint, keys: bytes | None, on_durable: OnDeleted | None = None) -> int:
         """Remove the first of the given blocks of a chain and all that follows it, in a flat namespace the
         given ones, with None everything; side parts and old copies on SSD too. Returns how many blocks left.
+
+        They are gone at once. `on_durable` hears their number, and whether no restart can bring any of them
+        back; False when the disk refuses or hangs: it is asked again, and a repeated delete waits for that.
         """
         with self._decision():
             state = self._catalog.state(namespace)
@@ -351,6 +356,13 @@ class Ladder(Administration):
             count, kept = Removal(self._catalog, state).run(keys)
             for node in kept:
                 self._writeback.enqueue(node)
+            if on_durable is not None:
+                self._catalog.graves.wait(
+                    namespace,
+                    {*self._writeback.leaving(namespace), *self._moves.leaving(namespace)},
+                    deadline=self._clock.monotonic() + self._limits.write_seconds_max,
+                    done=partial(on_durable, count),
+                )
         self._writes.run()
         return count
 

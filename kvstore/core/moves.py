@@ -17,7 +17,7 @@ from kvstore.core.limits import Limits
 from kvstore.core.segments import Segment
 from kvstore.core.writeback import bucket_of
 from kvstore.tiers.base import FrameHeader, FrameRead, FrameWrite, PartImage, ReadResult, WriteResult
-from kvstore.types import HASH_BYTES, PAGE_BYTES, BlockHash, MissReason, key_at
+from kvstore.types import HASH_BYTES, PAGE_BYTES, BlockHash, Fingerprint, MissReason, key_at
 
 ROUND_BYTES = 8 << 20
 ROUND_MOVES = 128
@@ -28,16 +28,22 @@ ARENA_SHARE = 0.125
 class Move:
     """Blocks [start, start + count) of a frame on their way into a frame of their own."""
 
-    __slots__ = ("count", "frame", "held_by", "since", "slots", "start", "write")
+    __slots__ = ("count", "frame", "held_by", "location", "since", "slots", "start", "write")
 
     def __init__(self, frame: Frame, node: Node, start: int, count: int, slots: tuple[U32Array, ...]) -> None:
         self.frame = frame
+        self.location = frame.location
         self.start = start
         self.count = count
         self.held_by = node.retention_class
         self.since = node.since
         self.slots = slots
         self.write: FrameWrite | None = None
+
+    @property
+    def is_in_place(self) -> bool:
+        """Say whether the frame still lies where it was when the move began."""
+        return self.frame.location == self.location
 
     @property
     def keys(self) -> bytes:
@@ -133,11 +139,12 @@ class Moves:
         ready: list[tuple[Move, FrameWrite]] = []
         for move, parts in zip(self._round, results, strict=True):
             worst = min(parts, key=lambda result: result.good)
-            if worst.good == move.count and move.frame.location is not None:
+            # What was deleted meanwhile has left its place, and must not be written to another.
+            if worst.good == move.count and move.is_in_place:
                 ready.append((move, self._write(move, parts)))
                 continue
             self._free(move)
-            if move.frame.location is not None:
+            if move.is_in_place:
                 self.has_failed |= worst.reason is not MissReason.CORRUPT
                 if worst.reason is MissReason.CORRUPT:
                     self._catalog.lost_on_ssd(move.frame, move.start + worst.good)
@@ -162,6 +169,11 @@ class Moves:
         move.write = FrameWrite(header, images, f"{bucket}-kept")
         return move.write
 
+    def leaving(self, namespace: Fingerprint) -> set[Move]:
+        """Return the moves that are being written though some of their blocks have left."""
+        under_way = [*self._round, *(move for move, _ in self._durable)]
+        return {m for m in under_way if m.write and m.frame.fingerprint == namespace and _is_gone(m)}
+
     def _free(self, move: Move) -> None:
         for slots in move.slots:
             self._catalog.free_slots(slots)
@@ -173,6 +185,7 @@ class Moves:
             self._free(move)
             if result.location is None:
                 self.has_failed = True
+                self._catalog.graves.written(move)
             else:
                 labels = {"reason": self._reason}
                 self._catalog.events.add(
@@ -186,17 +199,18 @@ class Moves:
         """Let what is durable be found in its new place, unless somebody still needs the old one."""
         waiting, self._durable = self._durable, []
         for move, result in waiting:
-            if not self._install(move, result):
+            if self._install(move, result):
+                self._catalog.graves.written(move)
+            else:
                 self._durable.append((move, result))
 
     def _install(self, move: Move, result: WriteResult) -> bool:
         catalog, frame, location = self._catalog, move.frame, result.location
         assert location is not None
         pieces = _covering(frame, move.start, move.count)
-        is_gone = frame.location is None or sum(piece.count for _, piece in pieces) < move.count
-        if is_gone or catalog.segments.is_released(location.segment):
+        if _is_gone(move) or catalog.segments.is_released(location.segment):
             # What left meanwhile must not come back by this copy.
-            catalog.plan.delete.append(location)
+            catalog.graves.bury(location, frame.fingerprint)
             return True
         if frame.loads or not frame.resident(0, frame.held_blocks).all():
             return False
@@ -212,6 +226,12 @@ class Moves:
         if any((n.retention_class, n.since) != (move.held_by, move.since) for n in copy.nodes):
             catalog.plan.touched[copy] = None
         return True
+
+
+def _is_gone(move: Move) -> bool:
+    """Say whether some of the blocks have left the index, or their old place."""
+    there = sum(piece.count for _, piece in _covering(move.frame, move.start, move.count))
+    return not move.is_in_place or there < move.count
 
 
 def _header(move: Move) -> FrameHeader:

@@ -9,6 +9,10 @@ from kvstore.core.frames import Frame
 from kvstore.tiers.base import FrameLocation
 
 
+class Barrier:
+    """Asks the tier whether all before it is gone for good: it alone knows the remains of refused writes."""
+
+
 @dataclass(slots=True)
 class Plan:
     """Collected under the lock, carried out by the ladder outside it."""
@@ -16,11 +20,12 @@ class Plan:
     calls: list[Callable[[], None]] = field(default_factory=list)
     unlink: list[int] = field(default_factory=list)
     delete: list[FrameLocation] = field(default_factory=list)
+    barriers: list[Barrier] = field(default_factory=list)
     touched: dict[Frame, None] = field(default_factory=dict)
     """Frames on SSD whose touches changed."""
 
     def take(self) -> Plan:
         """Return what is collected and start afresh."""
-        taken = Plan(self.calls, self.unlink, self.delete, self.touched)
-        self.calls, self.unlink, self.delete, self.touched = [], [], [], {}
+        taken = Plan(self.calls, self.unlink, self.delete, self.barriers, self.touched)
+        self.calls, self.unlink, self.delete, self.barriers, self.touched = [], [], [], [], {}
         return taken

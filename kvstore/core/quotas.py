@@ -110,7 +110,7 @@ class Quotas:
             if location is None or frame.holds or frame.loads:
                 continue
             self._catalog.forget_on_ssd(frame, MissReason.EVICTED)
-            self._catalog.plan.delete.append(location)
+            self._catalog.graves.bury(location, frame.fingerprint)
             freed += location.length_bytes
             if freed >= size:
                 break

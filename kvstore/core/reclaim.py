@@ -76,19 +76,19 @@ class Reclaim:
             return
         for frame in list(islice(segment.frames, STEP_FRAMES)):
             if frame.holds or frame.loads or self._lives(frame, now):
-                catalog.plan.delete += catalog.segments.going
+                catalog.graves.bury_all(catalog.segments.going)
                 self._going, segment.measured_at = None, None
                 break
             if frame.location is not None:
-                catalog.segments.going.append(frame.location)
+                catalog.segments.going[frame.location] = frame.fingerprint
             catalog.forget_on_ssd(frame, MissReason.EXPIRED)
         else:
             if segment.frames:
                 return
             self._going = None
-            catalog.plan.unlink.append(segment.number)
+            catalog.graves.bury_segment(segment.number, catalog.segments.going.values())
             catalog.segments.release(segment.number)
-        catalog.segments.going = []
+        catalog.segments.going = {}
 
     def _lives(self, frame: Frame, now: float) -> bool:
         return not all(self._catalog.retention.may_go(node, now) for node in frame.nodes)

@@ -69,7 +69,7 @@ class Rebuild:
         part = frame.parts[0].index if frame.kind is FrameKind.SIDE else WHOLE
         there = [state.loose.get(key, part) is not None for key in split_keys(frame.keys)]
         if there[0]:
-            self._catalog.plan.delete.append(item.location)
+            self._catalog.graves.bury(item.location, state.fingerprint)
             return
         node = state.loose.insert(
             frame, part=part, retention_class=held.retention_class, since=held.touched_at
@@ -100,7 +100,7 @@ class Rebuild:
         if frame.nodes:
             self._place(frame, item)
         else:
-            self._catalog.plan.delete.append(item.location)
+            self._catalog.graves.bury(item.location, state.fingerprint)
 
     def _insert(
         self, state: NamespaceState, frame: Frame, item: RecoveredFrame, blocks: range, branches: list[int]

@@ -70,7 +70,7 @@ class Removal:
     def _forget_copies(self, *, everything: bool) -> list[Node]:
         """Delete frames on SSD that hold a deleted block, also those whose blocks left the index before."""
         catalog, kept = self._catalog, dict[Node, None]()
-        catalog.plan.delete += catalog.segments.going
+        catalog.graves.bury_all(catalog.segments.going)
         for frame in list(catalog.partial):
             if frame.fingerprint == self._state.fingerprint and (
                 everything or not self._keys.isdisjoint(_split(frame.keys))
@@ -80,7 +80,7 @@ class Removal:
             location = frame.location
             if location is not None and catalog.lost_any(frame):
                 self._count += catalog.forget_on_ssd(frame, MissReason.DELETED)
-                catalog.plan.delete.append(location)
+                catalog.graves.bury(location, frame.fingerprint)
                 kept.update(dict.fromkeys(frame.nodes))
         return [node for node in kept if node.count]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from kvstore.core.frames import Frame
 from kvstore.core.retention import Retention
 from kvstore.tiers.base import FrameLocation
+from kvstore.types import Fingerprint
 
 RELEASED_MAX = 4096
 MEASURES_MAX = 8
@@ -74,7 +75,7 @@ class SegmentTable:
         self.used_bytes = 0
         self.class_bytes: defaultdict[str, int] = defaultdict(int)
         """By the class that the frames were written for."""
-        self.going: list[FrameLocation] = []
+        self.going: dict[FrameLocation, Fingerprint] = {}
         """Frames that left the index with a segment which is let go a few frames at a time."""
 
     def place(self, frame: Frame, location: FrameLocation) -> None:

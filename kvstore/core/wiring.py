@@ -14,6 +14,7 @@ from kvstore.clock import Clock
 from kvstore.core.catalog import Catalog
 from kvstore.core.census import Census
 from kvstore.core.eviction import EvictionPolicy, ExactLru
+from kvstore.core.graves import Grave
 from kvstore.core.housekeeping import Housekeeping
 from kvstore.core.leases import LeaseTable
 from kvstore.core.ledger import DepartedLedger
@@ -131,8 +132,12 @@ class Wiring:
                 self._ssd.annotate(notes)
             if plan.unlink:
                 self._ssd.unlink(plan.unlink).add_done_callback(partial(self._unlinked, plan.unlink))
-            if plan.delete:
-                self._ssd.delete(plan.delete)
+            if plan.delete or plan.barriers:
+                graves: list[Grave] = [*plan.delete, *plan.barriers]
+                self._ssd.delete(plan.delete).add_done_callback(partial(self._buried, graves))
+        elif plan.barriers:
+            with self._decision():
+                self._catalog.graves.confirmed(plan.barriers)
         self._send_news()
 
     def _send_news(self) -> None:
@@ -154,9 +159,17 @@ class Wiring:
             _log.exception("a listener of the store failed")
             self._catalog.events.add("kvstore_listener_failures_total")
 
-    def _unlinked(self, segments: list[int], _: Future[int]) -> None:
+    def _unlinked(self, segments: list[int], freed: Future[int]) -> None:
         with self._lock:
             self._writeback.unlinked(segments)
+        self._buried(segments, freed)
+
+    def _buried(self, graves: Sequence[Grave], freed: Future[int]) -> None:
+        with self._decision():
+            if freed.exception() is None:
+                self._catalog.graves.confirmed(graves)
+            else:
+                self._catalog.graves.refused(graves)
 
     def _admit(self) -> None:
         if self._draining:

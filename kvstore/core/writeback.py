@@ -14,7 +14,7 @@ from kvstore.core.limits import Limits
 from kvstore.core.plan import Plan
 from kvstore.retention import RetentionClass
 from kvstore.tiers.base import FrameHeader, FrameWrite, PartImage, Tier, WriteResult
-from kvstore.types import MissReason
+from kvstore.types import Fingerprint, MissReason
 
 
 class WriteBack:
@@ -69,6 +69,11 @@ class WriteBack:
             is_admitted = self._catalog.quotas.admit_write(frame, size)
             size = frame_bytes(frame)
             if not is_admitted or frame.dead or not frame.nodes or not frame.fully_resident():
+                self._settle(frame, durable=False)
+                continue
+            if self._catalog.lost_any(frame):
+                # What was deleted must not reach the disk at all; the rest goes once nothing holds the frame.
+                self._refused[frame] = None
                 self._settle(frame, durable=False)
                 continue
             self._catalog.hold(frame, frame.count)
@@ -144,11 +149,11 @@ class WriteBack:
         location = result.location
         if location is not None and self._catalog.segments.is_released(location.segment):
             # Room was made between the write and this word of it: what was written is gone.
-            self._catalog.plan.delete.append(location)
+            self._catalog.graves.bury(location, frame.fingerprint)
             location, result = None, WriteResult(None, "its segment was let go")
         if location is not None and (frame.dead or self._catalog.lost_any(frame)):
             # Blocks left while they were being written: what is on disk now must not bring them back.
-            self._catalog.plan.delete.append(location)
+            self._catalog.graves.bury(location, frame.fingerprint)
             location = None
         elif location is not None:
             self._catalog.segments.place(frame, location)
@@ -161,6 +166,15 @@ class WriteBack:
         self._catalog.unhold(frame, frame.count)
         if location is None and result.location is not None and frame.nodes:
             self.enqueue(frame.nodes[0])
+        self._catalog.graves.written(frame)
+
+    def leaving(self, namespace: Fingerprint) -> set[Frame]:
+        """Return what is being written though some of it has left: it is deleted when its write ends."""
+        return {
+            frame
+            for frame in self._in_flight
+            if frame.fingerprint == namespace and (frame.dead or self._catalog.lost_any(frame))
+        }
 
     def _settle(self, frame: Frame, *, durable: bool) -> None:
         frame.queued = False

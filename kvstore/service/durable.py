@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Generic, TypeVar
 
-from kvstore.api import CommitAnswer
+T = TypeVar("T")
 
 
-class DurableAnswer:
-    """The answer of a commit that comes when the write is durable or refused.
+class DurableAnswer(Generic[T]):
+    """The answer of a commit or a delete that comes when the disk has done its part, or has refused it.
 
     Threads: made and awaited on the event loop; `hear` is called from any thread.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[CommitAnswer] = self._loop.create_future()
+        self._future: asyncio.Future[T] = self._loop.create_future()
 
-    def hear(self, answer: CommitAnswer) -> None:
+    def hear(self, answer: T) -> None:
         """Take the answer."""
         self._loop.call_soon_threadsafe(self._settle, answer)
 
-    def _settle(self, answer: CommitAnswer) -> None:
+    def _settle(self, answer: T) -> None:
         if not self._future.done():
             self._future.set_result(answer)
 
-    async def wait(self) -> CommitAnswer:
+    async def wait(self) -> T:
         """Return the answer once it is there."""
         return await self._future

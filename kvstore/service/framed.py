@@ -158,7 +158,7 @@ class Framed:
             self._budget.give(sum(held))
 
     async def _commit(self, reservation: int, landing: Landing, *, good: int, ack: AckTier) -> CommitAnswer:
-        durable = DurableAnswer()
+        durable = DurableAnswer[CommitAnswer]()
         parts = await self._off_loop(partial(landing.landed, good))
         request = CommitRequest(reservation=reservation, blocks=good, parts=parts, ack=ack)
         answer = self._verbs.ladder.commit(request, durable.hear)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import grpc.aio
 
+from kvstore.api import CommitAnswer
 from kvstore.errors import KVStoreError
 from kvstore.events import Events
 from kvstore.rpc import wire
@@ -22,7 +23,7 @@ from kvstore.service.access import Caller, CallerOf, trusted
 from kvstore.service.durable import DurableAnswer
 from kvstore.service.framed import Framed
 from kvstore.service.session import Offer, Session
-from kvstore.service.verbs import Verbs, leaves_loop
+from kvstore.service.verbs import Deleted, Verbs, leaves_loop
 
 _log = logging.getLogger(__name__)
 Q = TypeVar("Q")
@@ -127,8 +128,14 @@ class DataServicer(data_pb2_grpc.DataServicer):
         return await self._unary(self._verbs.release, request, context)
 
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteReply:
-        """Delete blocks."""
-        return await self._unary(self._verbs.delete, request, context)
+        """Delete blocks; the call ends when they cannot return."""
+        durable = DurableAnswer[Deleted]()
+        delete = partial(self._verbs.delete, request, on_deleted=durable.hear)
+        try:
+            await asyncio.to_thread(delete, caller=self._caller_of(context))
+            return self._verbs.deleted(await durable.wait())
+        except Exception as error:
+            await refuse(context, error, self._events)
 
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
         """List runs."""
@@ -144,7 +151,7 @@ class DataServicer(data_pb2_grpc.DataServicer):
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:
         """Publish; with ack=ssd the call ends when the write is durable."""
-        durable = DurableAnswer()
+        durable = DurableAnswer[CommitAnswer]()
         try:
             reply = self._verbs.commit(request, on_durable=durable.hear, caller=self._caller_of(context))
             if reply is None:

@@ -18,7 +18,14 @@ import grpc.aio
 
 from kvstore import __version__
 from kvstore.api import CommitAnswer, Progress
-from kvstore.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Overloaded, PermissionRefused
+from kvstore.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    KVStoreError,
+    Overloaded,
+    PermissionRefused,
+    TierUnavailable,
+)
 from kvstore.events import Events
 from kvstore.layout import Layout
 from kvstore.rpc import wire
@@ -27,7 +34,7 @@ from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import TRUSTED, Caller
 from kvstore.service.parsing import Malformed
 from kvstore.service.turns import Turn
-from kvstore.service.verbs import Verbs, leaves_loop
+from kvstore.service.verbs import Deleted, Verbs, leaves_loop
 
 _log = logging.getLogger(__name__)
 CUT_SECONDS = 1.0
@@ -77,6 +84,7 @@ class Session:
         self._flush_task: asyncio.Task[None] | None = None
         self._loading: set[int] = set()
         self._committing: set[int] = set()
+        self._deleting: set[int] = set()
         self._client = ""
         self._turn: Turn | None = None
         self._cut = False
@@ -150,6 +158,9 @@ class Session:
         if verb == "commit":
             reply = self._commit(message, request.request_id)
             return None if reply is None else {"commit": reply}
+        if verb == "delete":
+            self._delete(message, request.request_id)
+            return None
         if verb == "release":
             self._loading.discard(message.lease)
         return {verb: getattr(self._verbs, verb)(message, caller=self._caller)}
@@ -199,9 +210,19 @@ class Session:
             self._committing.add(message.reservation)
         return reply
 
+    def _delete(self, message: pb.DeleteRequest, request_id: int) -> None:
+        hear = self._later(request_id, self._deleted)
+        self._deleting.add(request_id)
+        try:
+            self._verbs.delete(message, on_deleted=hear, caller=self._caller)
+        except BaseException:
+            self._deleting.discard(request_id)
+            raise
+
     def _later(self, request_id: int, act: Callable[..., None]) -> Callable[..., None]:
         """Return a callback for a tier's thread; it runs `act` on the loop, behind the present answer."""
-        if len(self._loading) + len(self._committing) >= self._offer.requests_max:
+        unfinished = len(self._loading) + len(self._committing) + len(self._deleting)
+        if unfinished >= self._offer.requests_max:
             raise Overloaded(f"session: {self._offer.requests_max} requests are unfinished, the limit")
 
         def hop(*values: object) -> None:
@@ -225,6 +246,16 @@ class Session:
         if request_id:
             self._send(request_id, commit=wire.commit_answer_to_wire(answer, boot_id=self._verbs.boot_id))
             self._flush_soon()
+
+    def _deleted(self, request_id: int, outcome: Deleted) -> None:
+        self._deleting.discard(request_id)
+        if not request_id:
+            return
+        try:
+            self._send(request_id, delete=self._verbs.deleted(outcome))
+        except TierUnavailable as error:
+            self._send(request_id, error=self._error_of(error))
+        self._flush_soon()
 
     def _error_of(self, error: BaseException) -> pb.Error:
         message = wire.error_to_wire(error)

@@ -6,12 +6,13 @@ Most are quick and run on the event loop; `leaves_loop` names those that do not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from kvstore.api import NO_SESSION, CommitAnswer, Progress, ReserveRequest
 from kvstore.core.ladder import Ladder
 from kvstore.core.leases import ended_lease
-from kvstore.errors import InvalidArgument, PermissionRefused
+from kvstore.errors import InvalidArgument, PermissionRefused, TierUnavailable
 from kvstore.layout import Layout
 from kvstore.rpc import wire
 from kvstore.rpc.packing import LEASES_MAX, count_of, fingerprint_of, keys_of, seconds_of, text_of
@@ -23,6 +24,17 @@ from kvstore.types import Fingerprint
 LIST_RUNS = 100
 OnProgress = Callable[[Progress], None]
 OnDurable = Callable[[CommitAnswer], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """How many blocks left, and whether none of them can return."""
+
+    blocks: int
+    durable: bool
+
+
+OnDeleted = Callable[[Deleted], None]
 LONG_VERBS = frozenset({"open", "delete", "list"})
 
 
@@ -133,12 +145,30 @@ class Verbs:
         self._admit_ending(caller)
         return pb.ReleaseReply(found=self._release(message, caller), boot_id=self.boot_id)
 
-    def delete(self, message: pb.DeleteRequest, *, caller: Caller = TRUSTED) -> pb.DeleteReply:
-        """Delete blocks and what follows them, or all of a namespace."""
+    def delete(self, message: pb.DeleteRequest, *, on_deleted: OnDeleted, caller: Caller = TRUSTED) -> None:
+        """Delete blocks and what follows them, or all of a namespace; the answer comes when they cannot
+        return.
+        """
         self._admit(caller)
         namespace = self._namespace(message.namespace, "delete.namespace", caller)
         keys = None if message.all else keys_of(message.keys, "delete.keys")
-        return pb.DeleteReply(blocks=self.ladder.delete(namespace, keys), boot_id=self.boot_id)
+
+        def hear(blocks: int, durable: bool) -> None:
+            on_deleted(Deleted(blocks, durable))
+
+        self.ladder.delete(namespace, keys, hear)
+
+    def deleted(self, outcome: Deleted) -> pb.DeleteReply:
+        """Return the answer to a delete.
+
+        Errors: TierUnavailable when the disk refused, or did not answer in time.
+        """
+        if not outcome.durable:
+            raise TierUnavailable(
+                f"delete: {outcome.blocks} blocks are gone, but the disk has not confirmed it: a restart may "
+                "bring them back; it is asked again every few seconds, repeat the delete to wait for it"
+            )
+        return pb.DeleteReply(blocks=outcome.blocks, boot_id=self.boot_id)
 
     def list(self, message: pb.ListRequest, *, caller: Caller = TRUSTED) -> pb.ListReply:
         """List runs, a page at a time."""

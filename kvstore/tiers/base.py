@@ -270,11 +270,18 @@ class Tier(Protocol):
         ...
 
     def delete(self, frames: Sequence[FrameLocation]) -> Future[int]:
-        """Forget frames for good, give bytes back where the file system can; resolves to bytes freed."""
+        """Forget frames for good, give bytes back where the file system can; resolves to bytes freed once no
+        restart can bring them back, nor what was refused or deleted before: also when `frames` is empty.
+
+        Errors (of the future): TierUnavailable when that cannot be said of all of them; asking again helps.
+        """
         ...
 
     def unlink(self, segments: Sequence[int]) -> Future[int]:
-        """Remove whole segments; resolves to bytes freed."""
+        """Remove whole segments; resolves to bytes freed.
+
+        Errors (of the future): TierUnavailable when one may return; asking again helps.
+        """
         ...
 
     def recover(self) -> Iterable[RecoveredFrame]:

@@ -13,20 +13,22 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
 from kvstore import hashing
 from kvstore.api import MatchRequest
 from kvstore.core.ladder import Ladder
+from kvstore.errors import TierUnavailable
 from kvstore.tiers.ssd import SsdTier
-from kvstore.types import HASH_BYTES, AckTier, MatchMode, PutOutcome, split_keys
+from kvstore.types import HASH_BYTES, AckTier, BlockHash, MatchMode, PutOutcome, split_keys
 from tests.crash.test_ladder_ssd import Answers, check_hit, opened
 from tests.crash.test_ssd_crash import WAIT_SECONDS, abandon, prepare_index
 from tests.support.crash_fs import Crashed, CrashFileSystem
 from tests.support.driver import namespace, put
 
-FATES = ("kept", "lost", "cut")
+FATES = ("kept", "lost", "cut", "older")
 POINTS = int(os.environ.get("KVSTORE_CRASH_POINTS", "1000"))
 FIRST_SEED = int(os.environ.get("KVSTORE_CRASH_SEED", "1"))
 STEPS = 10
@@ -42,8 +44,10 @@ class Chains:
     doomed: set[bytes] = field(default_factory=set)
     gone: set[bytes] = field(default_factory=set)
 
-    def run(self, directory: Path, fs: CrashFileSystem) -> SsdTier | None:
-        """Put, delete and restart over a tier that may crash; returns the tier that was open at the end."""
+    def run(self, directory: Path, fs: CrashFileSystem, *, snapshot: bool) -> SsdTier | None:
+        """Put, delete and restart over a tier that may crash; returns the tier that was open at the end. On
+        request the index of the middle is put aside.
+        """
         rng = random.Random(self.seed)
         space = namespace(parts=2)
         root = hashing.chain_root(space.fingerprint)
@@ -60,16 +64,21 @@ class Chains:
                     tokens.append(stem + [rng.randrange(3) for _ in range(4 * rng.randint(1, 7))])
                     self._put(ladder, hashing.block_hashes(root, tokens[-1], block_tokens=4))
                 elif what == "delete" and self.promised:
-                    self._delete(ladder, tier, rng.choice(sorted(self.promised)))
+                    self._delete(
+                        ladder, rng.choice(sorted(self.promised)), is_written_below=rng.random() < 0.5
+                    )
                 elif what == "restart":
                     ladder.close(deadline_seconds=WAIT_SECONDS)
                     ladder, tier = opened(directory, fs, boot=step + 1)
                     ladder.open(space, root=root)
+                if snapshot and step == STEPS // 2:
+                    tier.sync_index().result(WAIT_SECONDS)
+                    shutil.copytree(directory / "index", directory.with_name("index-copy"))
                 if fs.is_down:
                     return tier
             ladder.close(deadline_seconds=WAIT_SECONDS)
-        except Crashed:
-            pass
+        except (Crashed, TierUnavailable):
+            assert fs.is_down
         return tier
 
     def _put(self, ladder: Ladder, keys: bytes) -> None:
@@ -85,23 +94,27 @@ class Chains:
         if answer.outcomes[-1].outcome is PutOutcome.STORED_SSD:
             self.promised[keys] = None
 
-    def _delete(self, ladder: Ladder, tier: SsdTier, keys: bytes) -> None:
-        """Delete the last block of a chain and all that follows it.
+    def _delete(self, ladder: Ladder, keys: bytes, *, is_written_below: bool) -> None:
+        """Delete the last block of a chain and all that follows it; perhaps while some of that is written.
 
         What shares a frame with it moves, so it is not promised any more.
         """
-        last = keys[-HASH_BYTES:]
+        last = BlockHash(keys[-HASH_BYTES:])
         space = namespace(parts=2)
+        tail = hashing.block_hashes(last, [9] * 12, block_tokens=4)
+        if is_written_below:
+            put(ladder, space, last, tail, ack=AckTier.HOST)
         below = {chain for chain in self.promised if last in split_keys(chain)}
         lost = {key for chain in below for key in split_keys(chain)[split_keys(chain).index(last) :]}
+        lost |= set(split_keys(tail))
         self.doomed |= lost
         moved = set().union(*(frame for frame in self.together if frame & lost))
         for chain in [chain for chain in self.promised if moved & set(split_keys(chain))]:
             del self.promised[chain]
         self.together = [frame - lost for frame in self.together]
-        ladder.delete(space.fingerprint, last)
-        tier.sync_index().result(WAIT_SECONDS)
-        if not tier._fs._fs.is_down:  # type: ignore[attr-defined]
+        heard: Queue[bool] = Queue()
+        ladder.delete(space.fingerprint, last, lambda _, durable: heard.put(durable))
+        if heard.get(timeout=WAIT_SECONDS):
             self.gone |= lost
 
     def check(self, directory: Path, fs: CrashFileSystem) -> None:
@@ -136,7 +149,7 @@ def run_points(scratch: Path, *, points: int, first_seed: int, stride: int) -> C
             chains, fs = Chains(seed), CrashFileSystem(seed=seed * 100_003 + at)
             fs.crash_at(at)
             try:
-                tier = chains.run(directory, fs)
+                tier = chains.run(directory, fs, snapshot=fate == "older")
                 if not fs.is_down:
                     break
                 if tier is not None:

@@ -33,7 +33,7 @@ FIRST_SEED = int(os.environ.get("KVSTORE_CRASH_SEED", "1"))
 
 
 class RandomScript(Script):
-    """A history that its seed decides; with a snapshot of the index in the middle nothing is deleted."""
+    """A history that its seed decides."""
 
     def __init__(self, directory: Path, fs: CrashFileSystem, seed: int) -> None:
         super().__init__(directory, fs)
@@ -46,7 +46,7 @@ class RandomScript(Script):
         self._open()
         steps = {
             self._some_writes: 8,
-            self._some_deletion: 0 if snapshot else 3,
+            self._some_deletion: 3,
             self._some_unlink: 1,
             self._some_touches: 1,
             self._commit_rows: 2,

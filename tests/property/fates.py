@@ -18,14 +18,12 @@ def delete(world: World, rng: random.Random) -> None:
     keys = keys if model.flat else keys[-32:]
     gone = model.delete(split_keys(keys))
     world.may_undo_acks = True
-    count = world.ladder.delete(world.prints[space], keys)
+    count = world.purge(space, keys, {*gone, *split_keys(keys)})
     assert count >= len(gone)
     assert gone <= world.keys_that_left(space, MissReason.DELETED)
     world.after_step(deep=False)
     for key in [*gone, *split_keys(keys)]:
-        model.may_return.discard(key)
         assert not [place for place in model.sides if place[1] == key], "a purged block left a side part"
-    model.may_return |= {*gone, *split_keys(keys)} & world.keys_under_way()
     world.log.append(("delete", len(gone)))
 
 
@@ -33,11 +31,10 @@ def delete_namespace(world: World, rng: random.Random) -> None:
     space = some_space(world, rng)
     model = world.models[space]
     world.may_undo_acks = True
-    there = {*model.blocks, *(key for _, key in model.sides)}
-    assert world.ladder.delete(world.prints[space], None) >= len(model.blocks)
+    there = {*model.blocks, *(key for _, key in model.sides), *model.may_return}
+    assert world.purge(space, None, there) >= len(model.blocks)
     world.after_step(deep=False)
     assert not model.blocks and not model.sides
-    model.may_return = there & world.keys_under_way()
 
 
 def list_all(world: World, rng: random.Random) -> None:
@@ -111,12 +108,14 @@ def faults(world: World, rng: random.Random) -> None:
     kind = rng.randrange(4)
     if kind == 0:
         world.tier.refuse_writes = "disk full"
+        world.tier.refuse_deletes = "read-only" if rng.random() < 0.5 else ""
     elif kind == 1:
         world.tier.down_share = 0.5
     elif kind == 2:
         world.tier.rot()
     else:
-        world.tier.refuse_writes, world.tier.down_share = "", 0.0
+        world.tier.refuse_writes = world.tier.refuse_deletes = ""
+        world.tier.down_share = 0.0
 
 
 def verify(world: World, rng: random.Random) -> None:

@@ -61,13 +61,11 @@ class SsdWorld(World):
         ladder = self.ladder
         with ladder._lock:
             loads = ladder._loads
-            return ladder._writeback.idle and not loads.in_flight and not loads.queued
+            is_quiet = ladder._writeback.idle and not loads.in_flight and not loads.queued
+            return is_quiet and not ladder._catalog.graves._purges
 
     def run_io(self, count: int = 1 << 30) -> None:
         self.settle()
-
-    def keys_under_way(self) -> set[bytes]:
-        return set()
 
     def close(self) -> None:
         self.settle()

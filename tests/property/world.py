@@ -74,6 +74,16 @@ class Held:
 
 
 @dataclass(slots=True, eq=False)
+class Purge:
+    """A delete whose answer is awaited: until then its blocks may return."""
+
+    space: int
+    keys: set[bytes]
+    heard: list[tuple[int, bool]] = field(default_factory=list)
+    count: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Writer:
     """A reservation and its model."""
 
@@ -140,6 +150,7 @@ class World:
         self.writers: list[Writer] = []
         self.quarantine: dict[int, Writer] = {}
         self.prefetches: list[int] = []
+        self.purges: list[Purge] = []
         self.waiting_acks: list[tuple[Writer, list[CommitAnswer], CommitAnswer | None]] = []
         self.events = Events()
         self.memory = PrivateMemory(setting.pages)
@@ -243,9 +254,27 @@ class World:
         """Let the disk work."""
         self.tier.run(count)
 
-    def keys_under_way(self) -> set[bytes]:
-        """What a purge cannot reach yet: it is deleted when word of its write comes, if power lasts."""
-        return self.tier.keys_under_way()
+    def purge(self, space: int, keys: bytes | None, names: set[bytes]) -> int:
+        """Delete; once it is answered, no restart brings back what `names` says."""
+        purge = Purge(space, names)
+        self.purges.append(purge)
+        purge.count = self.ladder.delete(
+            self.prints[space], keys, lambda count, durable: purge.heard.append((count, durable))
+        )
+        # What shared a frame with them goes the same way.
+        purge.keys |= self.keys_that_left(space, MissReason.DELETED)
+        self.models[space].may_return |= purge.keys
+        return purge.count
+
+    def _collect_purges(self) -> None:
+        for purge in [purge for purge in self.purges if purge.heard]:
+            self.purges.remove(purge)
+            ((count, durable),) = purge.heard
+            assert count == purge.count
+            if durable:
+                self.models[purge.space].may_return -= purge.keys
+            else:
+                assert self.setting.manual or self.tier.refuse_deletes, "nothing was in the way of a purge"
 
     def close(self) -> None:
         """Stop in order."""
@@ -342,6 +371,7 @@ class World:
     def follow(self) -> None:
         """Let the oracle take over what left, and what was promised."""
         self._departures()
+        self._collect_purges()
         self.collect_acks()
         if self.setting.capacity or self.may_undo_acks:
             for model in self.models:
@@ -358,6 +388,9 @@ class World:
             side = frame.parts[0].index if frame.kind is FrameKind.SIDE else None
             names = split_keys(packed)
             self.models[index].leave(names, side, reason, now)
+            if reason is not MissReason.DELETED:
+                for purge in self.purges:
+                    purge.keys -= set(names) if purge.space == index else set()
             for held in self.held:
                 if held.space == index and side is None and not held.is_stale:
                     mine = set(split_keys(held.keys)[: held.answer.blocks])

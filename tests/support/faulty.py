@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from kvstore.tiers.base import FrameRead, FrameWrite, ReadResult
-from kvstore.types import MissReason, split_keys
+from kvstore.types import MissReason
 from tests.support.memory import DictTier, Disk
 
 
@@ -35,11 +35,6 @@ class FaultyTier(DictTier):
         if self.down_share and self.rng.random() < self.down_share:
             return ReadResult(0, b"", b"", MissReason.TIER_DOWN, "unplugged")
         return super()._read(read)
-
-    def keys_under_way(self) -> set[bytes]:
-        """The blocks of writes that have not come to an end."""
-        writes = [argument for _, argument, _ in self._work if isinstance(argument, FrameWrite)]
-        return {key for write in writes for key in split_keys(write.header.keys)}
 
     def crash(self) -> None:
         """Power is lost: of the writes under way some made it to the disk, nobody was told."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvstore.errors import TierUnavailable
 from kvstore.namespace import Namespace
 from kvstore.tiers.base import (
     FrameHeader,
@@ -76,6 +77,7 @@ class DictTier:
         self.disk = disk
         self.manual = manual
         self.refuse_writes = ""
+        self.refuse_deletes = ""
         self._per_segment = frames_per_segment
         self._work: list[tuple[object, object, object]] = []
 
@@ -158,9 +160,12 @@ class DictTier:
                 stored.touches = note.slices
 
     def delete(self, frames: Sequence[FrameLocation]) -> Future[int]:
+        future: Future[int] = Future()
+        if self.refuse_deletes:
+            future.set_exception(TierUnavailable(self.refuse_deletes))
+            return future
         for location in frames:
             self.disk.frames.pop((location.segment, location.offset), None)
-        future: Future[int] = Future()
         future.set_result(0)
         return future
 

@@ -6,11 +6,14 @@ import fcntl
 import json
 import logging
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+import xxhash
 
 from kvstore.errors import InvalidArgument, TierUnavailable
 from kvstore.namespace import Namespace
@@ -30,8 +33,11 @@ STALE_NAME = "index.stale"
 """While this file is there the index cannot be trusted, and the next start rebuilds it from the segments."""
 READING_NAME = "index.reading"
 """Counts the starts that began to read the index and have not come to an end."""
+DELETIONS_NAME = "deletions"
+"""How many deletions there were: an index that knows of another number still names frames that are gone."""
 SCRUB_NAME = "scrub.json"
 """Where the scrub goes on after a restart."""
+_DELETIONS = struct.Struct("<QQ")
 RETENTION_NAME, RECEIPTS_NAME, DEPARTED_NAME = "retention.json", "receipts.json", "departed"
 """Kept here by the daemon, not by the tier: changes of classes, receipts of purges, and what left when."""
 _DAEMONS = (RETENTION_NAME, RECEIPTS_NAME, DEPARTED_NAME)
@@ -117,6 +123,43 @@ def distrust_index(fs: FileSystem, directory: DataDirectory) -> None:
     Errors: OSError.
     """
     write_durable(fs, directory.root / STALE_NAME, content=b"rebuild\n")
+
+
+def read_deletions(fs: FileSystem, directory: DataDirectory) -> int | None:
+    """Return how many deletions there were; None when that cannot be told."""
+    try:
+        number, checksum = _DELETIONS.unpack(read_small(fs, directory.root / DELETIONS_NAME))
+    except FileNotFoundError:
+        return 0
+    except (OSError, struct.error):
+        return None
+    return int(number) if checksum == xxhash.xxh3_64_intdigest(number.to_bytes(8, "little")) else None
+
+
+def write_deletions(fs: FileSystem, directory: DataDirectory, *, count: int) -> None:
+    """Make the number of deletions durable; in place, because it is written with every one of them.
+
+    Errors: OSError.
+    """
+    path = directory.root / DELETIONS_NAME
+    is_new = not _is_file(fs, path)
+    handle = fs.open(path, flags=os.O_WRONLY | os.O_CREAT)
+    try:
+        content = _DELETIONS.pack(count, xxhash.xxh3_64_intdigest(count.to_bytes(8, "little")))
+        write_all(fs, handle, [memoryview(content)], offset=0)
+        fs.fdatasync(handle)
+    finally:
+        fs.close(handle)
+    if is_new:
+        fs.fsync_directory(directory.root)
+
+
+def _is_file(fs: FileSystem, path: Path) -> bool:
+    try:
+        fs.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def prepare(fs: FileSystem, directory: DataDirectory) -> None:
@@ -205,6 +248,7 @@ def unknown_names(fs: FileSystem, directory: DataDirectory) -> list[str]:
         STALE_NAME,
         READING_NAME,
         SCRUB_NAME,
+        DELETIONS_NAME,
     }
     replaced = (STORE_NAME, STALE_NAME, READING_NAME, SCRUB_NAME, *_DAEMONS)
     ours |= {*_DAEMONS, *(name + _TEMPORARY_SUFFIX for name in replaced), INDEX_NAME + ".broken"}

@@ -38,6 +38,7 @@ _TOUCH = struct.Struct("<IId32s")
 _TOUCH_2 = struct.Struct("<d32s")
 _META = struct.Struct("<I16sQ")
 _META_KEY = b"meta"
+_DELETIONS_KEY = b"deletions"
 # Where LMDB keeps the number of its last page and its page size, in each of the two meta pages.
 _LMDB_META = struct.Struct("<16x I I Q Q I 92x Q Q")
 _LMDB_MAGIC = 0xBEEFC0DE
@@ -101,9 +102,11 @@ class Change:
     touches: dict[tuple[int, int], Touches] = field(default_factory=dict)
     frames_gone: list[tuple[int, int]] = field(default_factory=list)
     segments_gone: list[int] = field(default_factory=list)
+    deletions: int = 0
+    """How many deletions there were with those of this change; 0: none in it."""
 
     def __bool__(self) -> bool:
-        return bool(self.growths or self.touches or self.frames_gone or self.segments_gone)
+        return bool(self.growths or self.touches or self.frames_gone or self.segments_gone or self.deletions)
 
 
 class IndexUnusable(Exception):
@@ -192,6 +195,11 @@ class Index:
         with self._env.begin() as txn:
             return int(_META.unpack(txn.get(_META_KEY, db=self._meta))[2])
 
+    def deletions(self) -> int:
+        """Return up to which deletion the rows are told of."""
+        with self._env.begin() as txn:
+            return int.from_bytes(txn.get(_DELETIONS_KEY, db=self._meta) or b"", "little")
+
     def commit(self, change: Change, *, next_number: int) -> list[Growth]:
         """Apply a change in one transaction; returns the growths that left a gap behind the watermark."""
         skipped: list[Growth] = []
@@ -205,6 +213,8 @@ class Index:
                 self._drop(txn, segment, offset)
             for segment in change.segments_gone:
                 self._forget(txn, segment)
+            if change.deletions:
+                txn.put(_DELETIONS_KEY, change.deletions.to_bytes(8, "little"), db=self._meta)
             txn.put(_META_KEY, _META.pack(INDEX_VERSION, self._store, next_number), db=self._meta)
         return skipped
 

@@ -2,6 +2,7 @@
 
 A deletion is durable on the segment itself first (a tombstone in the frame's header, or the file's unlink),
 then in the index, and only then are the bytes given back: neither rows nor a rebuild can bring a frame back.
+It is counted on disk before it begins, so that an index older than that is told at the start.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
 from kvstore.clock import Clock
+from kvstore.errors import TierUnavailable
 from kvstore.tiers.base import FrameLocation, TouchNote
 from kvstore.tiers.fs import FileSystem, aligned_buffer, read_up_to, write_all
-from kvstore.tiers.ssd.directory import DataDirectory, distrust_index
+from kvstore.tiers.ssd.directory import DataDirectory, distrust_index, read_deletions, write_deletions
 from kvstore.tiers.ssd.format import (
     SEAL_MAGIC,
     TOMBSTONE_BYTES,
@@ -30,6 +33,7 @@ from kvstore.tiers.ssd.format import (
 from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.index import INDEX_ERRORS, Change, Growth, Index, Touches, is_damage
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
+from kvstore.tiers.ssd.tails import Tails
 from kvstore.types import PAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -38,7 +42,19 @@ COMMIT_SECONDS = 1.0
 TOUCHES_MAX = 1 << 20
 ROWS_KEPT_MAX = 4096
 """Rows that wait for an index that cannot be written; a row is a few kilobytes."""
-_Command = tuple[Callable[[Change], Callable[[], int]], "Future[int]"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What came of a command: bytes freed, and why it may not last. `needs_index`: rows must be gone, too."""
+
+    freed: int = 0
+    failure: str = ""
+    needs_index: bool = False
+
+
+_Finish = Callable[[], _Done]
+_Command = tuple[Callable[[Change], _Finish], "Future[int]"]
 
 
 class IndexKeeper:
@@ -49,10 +65,10 @@ class IndexKeeper:
 
     def __init__(
         self, *, fs: FileSystem, directory: DataDirectory, table: SegmentTable, index: Index, clock: Clock,
-        health: Health, release: Callable[[int], None], free_bytes: int,
+        health: Health, release: Callable[[int], None], free_bytes: int, tails: Tails,
     ) -> None:  # fmt: skip
         self._fs, self._directory, self._table, self._index = fs, directory, table, index
-        self._clock, self._health, self._release = clock, health, release
+        self._clock, self._health, self._release, self._tails = clock, health, release, tails
         self._wake = threading.Condition()
         self._growths: list[Growth] = []
         self._touches: dict[tuple[int, int], Touches] = {}
@@ -60,6 +76,7 @@ class IndexKeeper:
         self._is_closing = False
         self._has_ended = False
         self._unsaved_gone: set[tuple[int, int]] = set()
+        self._deletions = read_deletions(fs, directory) or 0
         self.free_bytes = free_bytes
         self._page = aligned_buffer(PAGE_BYTES)
 
@@ -80,18 +97,24 @@ class IndexKeeper:
                     self._touches[key] = note.slices
 
     def delete(self, frames: Sequence[FrameLocation]) -> Future[int]:
-        """Forget frames for good; resolves to bytes freed. What cannot be deleted is counted and stays."""
+        """Forget frames for good; resolves to bytes freed.
+
+        Errors (of the future): TierUnavailable when one of them may return with a restart.
+        """
         return self._command(lambda change: self._bury(frames, change))
 
     def unlink(self, segments: Sequence[int]) -> Future[int]:
-        """Remove whole segments; resolves to bytes freed. What cannot be removed is counted and stays."""
+        """Remove whole segments; resolves to bytes freed.
+
+        Errors (of the future): TierUnavailable when one may return with a restart.
+        """
         return self._command(lambda change: self._remove(segments, change))
 
     def flush(self) -> Future[int]:
         """Commit what is known now; resolves to 0."""
-        return self._command(lambda change: lambda: 0)
+        return self._command(lambda change: _Done)
 
-    def _command(self, work: Callable[[Change], Callable[[], int]]) -> Future[int]:
+    def _command(self, work: Callable[[Change], _Finish]) -> Future[int]:
         future: Future[int] = Future()
         future.set_running_or_notify_cancel()
         with self._wake:
@@ -99,7 +122,7 @@ class IndexKeeper:
                 self._commands.append((work, future))
                 self._wake.notify_all()
                 return future
-        future.set_result(0)
+        _refuse(future)
         return future
 
     def close(self) -> None:
@@ -119,7 +142,7 @@ class IndexKeeper:
                 self._has_ended = True
                 rest, self._commands = self._commands, []
             for _, future in rest:
-                future.set_result(0)
+                _refuse(future)
 
     def _look_at_space(self) -> None:
         """Keep the free space at hand for whoever must not wait, and see when there is room again."""
@@ -139,26 +162,34 @@ class IndexKeeper:
             commands, self._commands = self._commands, []
             change = Change(self._growths, self._touches, sorted(self._unsaved_gone))
             self._growths, self._touches = [], {}
-        finishers: list[tuple[Callable[[], int], Future[int]]] = []
         try:
-            for work, future in commands:
-                finishers.append((work(change), future))
+            finishers = [work(change) for work, _ in commands]
             self._remove_emptied(change)
             committed = self._commit(change)
-            results = [finish() for finish, _ in finishers]
+            results = [finish() for finish in finishers]
             if committed:
                 self._unsaved_gone.clear()
-            elif not self._unsaved_gone.issuperset(change.frames_gone):
-                # Only now: making holes may have made the room that this needs on a full disk.
-                self._distrust_index()
-                self._unsaved_gone.update(change.frames_gone)
+            # Only now: making holes may have made the room that this needs on a full disk.
+            agrees = committed or self._has_told_of(change)
         except BaseException:
             for _, future in commands:
-                future.set_result(0)
+                _refuse(future)
             raise
-        for (_, future), freed in zip(finishers, results, strict=True):
-            future.set_result(freed)
+        for (_, future), done in zip(commands, results, strict=True):
+            failure = done.failure or ("" if agrees or not done.needs_index else "the index still names it")
+            if failure:
+                future.set_exception(TierUnavailable(f"deleted, but a restart may bring it back: {failure}"))
+            else:
+                future.set_result(done.freed)
         return not is_last
+
+    def _has_told_of(self, change: Change) -> bool:
+        """The index could not be told of deletions: have the next start rebuild it; says whether it will."""
+        if not self._unsaved_gone.issuperset(change.frames_gone):
+            if not self._distrust_index():
+                return False
+            self._unsaved_gone.update(change.frames_gone)
+        return True
 
     def _commit(self, change: Change) -> bool:
         if not change:
@@ -185,65 +216,78 @@ class IndexKeeper:
             if sum(len(growth.rows) for growth in change.growths) <= ROWS_KEPT_MAX:
                 self._growths[:0] = change.growths
 
-    def _distrust_index(self) -> None:
+    def _distrust_index(self) -> bool:
         try:
             distrust_index(self._fs, self._directory)
         except OSError as error:
             self._health.count("index", error)
+            return False
+        return True
 
-    def _bury(self, frames: Sequence[FrameLocation], change: Change) -> Callable[[], int]:
+    def _count_deletion(self, change: Change) -> None:
+        """Count a deletion on disk before it begins, once in a commit."""
+        if change.deletions:
+            return
+        change.deletions = self._deletions = self._deletions + 1
+        try:
+            write_deletions(self._fs, self._directory, count=self._deletions)
+        except OSError as error:
+            # Then the index is ahead, and that is told at the start as well.
+            self._health.count("delete", error)
+
+    def _bury(self, frames: Sequence[FrameLocation], change: Change) -> _Finish:
+        if frames:
+            self._count_deletion(change)
         by_segment: defaultdict[int, dict[FrameLocation, None]] = defaultdict(dict)
         for frame in frames:
             by_segment[frame.segment][frame] = None
         open_graves: list[tuple[int, list[FrameLocation], bool]] = []
+        failure = self._tails.cut()
         for number, some in by_segment.items():
             state = self._table.get(number)
             if state is not None:
-                done, is_durable = self._entomb(state, some, change)
+                done, trouble = self._entomb(state, some, change)
+                failure = failure or trouble
                 change.frames_gone += [(number, frame.offset) for frame in done]
-                open_graves.append((number, done, is_durable))
-        return lambda: sum(self._give_back(*grave) for grave in open_graves)
+                open_graves.append((number, done, not trouble))
+        return lambda: _Done(sum(self._give_back(*grave) for grave in open_graves), failure, bool(frames))
 
     def _entomb(
         self, state: SegmentState, frames: Iterable[FrameLocation], change: Change
-    ) -> tuple[list[FrameLocation], bool]:
-        """Turn headers into tombstones; returns the frames that died by it, and whether that is durable."""
+    ) -> tuple[list[FrameLocation], str]:
+        """Turn headers into tombstones; returns the frames that died by it, and why that may not last."""
         done: list[FrameLocation] = []
+        failure = ""
         gone = self._unsaved_gone.union(change.frames_gone)
         path = self._directory.segment_path(state.header.number)
         try:
             handle = self._fs.open(path, flags=os.O_RDWR | self._table.direct_flag)
         except OSError as error:
             self._health.count("delete", error)
-            return [], False
+            return [], str(error)
         try:
             for frame in frames:
-                grave = self._dig(handle, state, frame)
+                try:
+                    grave = self._dig(handle, state, frame)
+                except OSError as error:
+                    self._health.count("delete", error)
+                    failure = str(error)
+                    continue
                 was_living = (frame.segment, frame.offset) not in gone and self._has_row(frame)
-                if grave is Grave.NEW or (grave is Grave.OLD and was_living):
+                if grave is Grave.NEW or was_living:
                     done.append(frame)
             self._fs.fdatasync(handle)
         except OSError as error:
             # The frames are dead in this process all the same; their bytes stay until their segment dies.
             self._health.count("delete", error)
-            return done, False
+            failure = str(error)
         finally:
             self._fs.close(handle)
-        return done, True
+        return done, failure
 
     def _dig(self, handle: int, state: SegmentState, frame: FrameLocation) -> Grave:
-        try:
-            return entomb(
-                self._fs,
-                handle,
-                self._page,
-                segment_id=state.header.identity,
-                offset=frame.offset,
-                deleted_at=self._clock.wall(),
-            )
-        except OSError as error:
-            self._health.count("delete", error)
-            return Grave.NONE
+        identity, now = state.header.identity, self._clock.wall()
+        return entomb(self._fs, handle, self._page, segment_id=identity, offset=frame.offset, deleted_at=now)
 
     def _has_row(self, frame: FrameLocation) -> bool:
         """Say whether the index still takes a frame for living, whatever its header says."""
@@ -282,14 +326,16 @@ class IndexKeeper:
         self._table.weigh(number, allocated_bytes=after)
         return max(0, allocated - after)
 
-    def _remove(self, segments: Sequence[int], change: Change) -> Callable[[], int]:
+    def _remove(self, segments: Sequence[int], change: Change) -> _Finish:
         freed = 0
         for number in segments:
             self._release(number)
             freed += self._unlink_file(number)
-        self._sync_names()
+        failure = self._sync_names()
         change.segments_gone += [number for number in segments if self._table.get(number) is None]
-        return lambda: freed
+        if any(self._table.get(number) is not None for number in segments):
+            failure = "a segment cannot be removed"
+        return lambda: _Done(freed, failure)
 
     def _remove_emptied(self, change: Change) -> None:
         """Remove segments that were sealed after their last frame had been deleted."""
@@ -310,11 +356,18 @@ class IndexKeeper:
             return 0
         return self._table.drop(number)
 
-    def _sync_names(self) -> None:
+    def _sync_names(self) -> str:
+        """Make removals durable; returns why that failed."""
         try:
             self._fs.fsync_directory(self._directory.segments)
         except OSError as error:
             self._health.count("unlink", error)
+            return str(error)
+        return ""
+
+
+def _refuse(future: Future[int]) -> None:
+    future.set_exception(TierUnavailable("the ssd tier has ended: a restart may bring back what was deleted"))
 
 
 def _newest(touches: Touches) -> float:
@@ -347,6 +400,8 @@ def entomb(
     if prefix.segment_id != segment_id or prefix.magic == SEAL_MAGIC:
         return Grave.NONE
     if prefix.magic == TOMBSTONE_MAGIC:
+        # Written again: the sync that was to make it durable may have failed.
+        write_all(fs, handle, [page], offset=offset)
         return Grave.OLD
     page[:TOMBSTONE_BYTES] = encode_tombstone(prefix, deleted_at=deleted_at)
     write_all(fs, handle, [page], offset=offset)

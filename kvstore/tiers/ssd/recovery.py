@@ -20,9 +20,11 @@ from kvstore.tiers.ssd.crypto_keys import KeyRing, KeyState, find_key
 from kvstore.tiers.ssd.directory import (
     SEGMENTS_NAME,
     DataDirectory,
+    read_deletions,
     read_namespaces,
     segment_number,
     unknown_names,
+    write_deletions,
 )
 from kvstore.tiers.ssd.format import (
     FormatError,
@@ -96,7 +98,7 @@ class Recovery:
         self._tally = Tally()
         self._change = Change()
         self._known_parts: dict[tuple[Fingerprint, _PartsKey], tuple[Part, ...] | None] = {}
-        self._index_is_damaged = False
+        self._index_is_damaged = self._must_check_rows = False
         self._seconds = 0.0
 
     def frames(self) -> Iterator[RecoveredFrame]:
@@ -117,6 +119,7 @@ class Recovery:
         self.index, self._tally.rebuilt = open_index(
             self._fs, self._directory, store=self._store, bytes_max=self._index_bytes_max
         )
+        self._settle_deletions()
         rows = dict(self.index.segments)
         self._table.skip_numbers(below=self.index.next_number())
         names = self._fs.listdir(self._directory.segments)
@@ -134,6 +137,22 @@ class Recovery:
             self._health.count("index", error)
         self._seconds = self._clock.monotonic() - started
         log.debug("recovered %s", self.report())
+
+    def _settle_deletions(self) -> None:
+        """See whether the index was told of every deletion; if not, each row is checked against its frame."""
+        assert self.index is not None
+        known, happened = self.index.deletions(), read_deletions(self._fs, self._directory)
+        if known == happened:
+            return
+        self._must_check_rows = True
+        log.warning("index lacks deletions, its rows are checked known=%d happened=%s", known, happened)
+        count = max(known, happened or 0)
+        try:
+            write_deletions(self._fs, self._directory, count=count)
+        except OSError as error:
+            self._health.count("delete", error)
+        else:
+            self._change.deletions = count
 
     def report(self) -> RecoveryReport:
         """Return what was found."""
@@ -222,7 +241,7 @@ class Recovery:
         if row is not None and row.identity == identity:
             try:
                 touches = self.index.touches(number)
-                frame_rows = self._rows_of(state, row, size_bytes)
+                frame_rows = self._rows_of(handle, state, row, size_bytes)
             except (IndexUnusable, *INDEX_ERRORS) as error:
                 self._index_is_damaged |= is_damage(error)
                 log.warning(
@@ -238,11 +257,16 @@ class Recovery:
                     return
         yield from self._replay(handle, state, size_bytes, touches)
 
-    def _rows_of(self, state: SegmentState, row: SegmentRow, size_bytes: int) -> list[FrameRow]:
+    def _rows_of(self, handle: int, state: SegmentState, row: SegmentRow, size_bytes: int) -> list[FrameRow]:
         assert self.index is not None
         if row.watermark > size_bytes:
             raise IndexUnusable(f"they reach to {row.watermark} and the file to {size_bytes}")
-        return self.index.rows(state.header.number, count=row.frames)
+        rows = self.index.rows(state.header.number, count=row.frames)
+        if not self._must_check_rows:
+            return rows
+        gone = {r.offset for r in rows if self._scanner.is_deleted(handle, offset=r.offset)}
+        self._change.frames_gone += [(state.header.number, offset) for offset in gone]
+        return [r for r in rows if r.offset not in gone]
 
     def _start_over(self, number: int, touches: dict[int, Touches]) -> None:
         """Drop the rows of a segment, so that its scan can write them anew; the touches are kept."""

@@ -83,6 +83,14 @@ class Scanner:
         came = read_up_to(self._fs, handle, [self._page], offset=end)
         return came == PAGE_BYTES and is_seal(self._page, segment_id=segment_id, end=end)
 
+    def is_deleted(self, handle: int, *, offset: int) -> bool:
+        """Say whether a frame's header has become a tombstone.
+
+        Errors: OSError.
+        """
+        came = read_up_to(self._fs, handle, [self._page], offset=offset)
+        return came == PAGE_BYTES and is_tombstone(self._page)
+
     def pieces(self, handle: int, *, segment_id: bytes, start: int, size_bytes: int) -> Iterator[Piece]:
         """Yield what lies from `start` to the end of the file, in order and without gaps."""
         offset = start

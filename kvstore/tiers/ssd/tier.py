@@ -49,6 +49,7 @@ from kvstore.tiers.ssd.recovery import Recovery
 from kvstore.tiers.ssd.scan import Scanner
 from kvstore.tiers.ssd.scrub import Losses, Scrubber
 from kvstore.tiers.ssd.segments import SegmentTable
+from kvstore.tiers.ssd.tails import Tails
 from kvstore.tiers.ssd.watch import WatchedFileSystem
 from kvstore.tiers.ssd.writer import SegmentWriter, WriteLimits
 from kvstore.types import PAGE_BYTES, Fingerprint
@@ -238,12 +239,15 @@ class SsdTier:
     def delete(self, frames: Sequence[FrameLocation]) -> Future[int]:
         """Forget frames for good and give their bytes back where possible; resolves to bytes freed.
 
-        A frame that cannot be deleted is counted and stays.
+        Errors (of the future): TierUnavailable when a frame may return with a restart; it is counted.
         """
         return self._started().keeper.delete(frames)
 
     def unlink(self, segments: Sequence[int]) -> Future[int]:
-        """Remove whole segments; resolves to bytes freed. One that cannot be removed is counted and stays."""
+        """Remove whole segments; resolves to bytes freed.
+
+        Errors (of the future): TierUnavailable when one cannot be removed; it is counted and stays.
+        """
         return self._started().keeper.unlink(segments)
 
     def sync_index(self) -> Future[int]:
@@ -263,6 +267,7 @@ class SsdTier:
     def _start(self) -> None:
         index = self._recovery.index
         assert index is not None
+        tails = Tails(fs=self._fs, directory=self._directory, table=self._table, health=self._health)
         writer = SegmentWriter(
             fs=self._fs,
             directory=self._directory,
@@ -277,6 +282,7 @@ class SsdTier:
             on_durable=self._on_durable,
             before_frame=self._write_namespace,
             namespaces=self._namespaces,
+            tails=tails,
             keys=self._keys,
         )
         keeper = IndexKeeper(
@@ -288,6 +294,7 @@ class SsdTier:
             health=self._health,
             release=writer.release,
             free_bytes=self._free_at_start,
+            tails=tails,
         )
         scrubber = Scrubber(
             fs=self._fs,

@@ -25,6 +25,7 @@ from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.index import FrameRow, Growth
 from kvstore.tiers.ssd.queue import QueuedFrame, WriteQueue
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
+from kvstore.tiers.ssd.tails import Tails
 from kvstore.tiers.ssd.trailer import bad_payload, sealed, stamp
 from kvstore.types import PAGE_BYTES, Fingerprint
 
@@ -89,13 +90,14 @@ class SegmentWriter:
         on_durable: Callable[[Growth], None],
         before_frame: Callable[[Fingerprint], None],
         namespaces: Mapping[Fingerprint, Namespace],
+        tails: Tails,
         keys: KeyRing | None = None,
     ) -> None:
         self._fs, self._directory, self._table, self._queue = fs, directory, table, queue
         self._clock, self._events, self._health, self._limits = clock, events, health, limits
         self._store, self._new_id, self._on_durable = store, new_id, on_durable
         self._namespaces, self._keys = namespaces, keys
-        self._before_frame = before_frame
+        self._before_frame, self._tails = before_frame, tails
         self.written_bytes = 0
         self._cut_call = 0
         self._appending = threading.Lock()
@@ -371,9 +373,11 @@ class SegmentWriter:
         try:
             self._fs.truncate(segment.handle, segment.durable)
             segment.end = segment.durable
+            self._tails.add(segment.header.number)
         except OSError as error:
             self._health.count("truncate", error)
             segment.has_failed = True
+            self._tails.add(segment.header.number, uncut_at=segment.durable)
 
     def _abandon(self, segment: OpenSegment) -> None:
         """Never append to a segment again that failed; having no seal page, a rebuild checks its payloads."""

@@ -64,6 +64,103 @@ def test_what_left_the_index_before_is_deleted_from_the_disk() -> None:
     assert not [frame for frame in rig.disk.frames.values() if keys[128:160] in frame.header.keys]
 
 
+def purge(rig: Rig, keys: bytes | None) -> list[tuple[int, bool]]:
+    """Delete; returns what is heard of it, now or later."""
+    heard: list[tuple[int, bool]] = []
+    rig.ladder.delete(rig.space.fingerprint, keys, lambda count, durable: heard.append((count, durable)))
+    return heard
+
+
+def crashed(rig: Rig) -> Rig:
+    """What a start finds after everything but the disk is gone."""
+    return Rig(disk=rig.disk, space=rig.space)
+
+
+def test_a_purge_is_answered_when_a_write_under_way_has_come_to_its_grave() -> None:
+    rig = Rig(manual=True)
+    keys = rig.keys(3)
+    put(rig.ladder, rig.space, rig.root, keys)
+    heard = purge(rig, keys[:32])
+    assert (rig.length(keys), heard) == (0, [])
+    other = purge(rig, rig.keys(1, salt=5))
+    rig.tier.run()
+    assert (heard, other) == ([(3, True)], [(0, True)])
+    assert not rig.disk.frames
+
+
+def test_a_purge_waits_also_for_what_left_before_it() -> None:
+    rig = Rig(manual=True)
+    keys = rig.keys(3)
+    put(rig.ladder, rig.space, rig.root, keys)
+    assert rig.ladder.delete(rig.space.fingerprint, keys[64:]) == 1
+    heard = purge(rig, keys[64:])
+    assert heard == []
+    rig.tier.run()
+    assert heard == [(0, True)]
+    rig.tier.run()
+    assert crashed(rig).length(keys) == 2
+
+
+def test_what_still_waits_for_the_disk_is_never_written() -> None:
+    rig = Rig(manual=True, limits=Limits(write_queue_bytes_max=1))
+    first, second = rig.keys(1, salt=1), rig.keys(4, salt=2)
+    put(rig.ladder, rig.space, rig.root, first)
+    put(rig.ladder, rig.space, rig.root, second)
+    lease = rig.match(second).lease
+    heard = purge(rig, second[64:])
+    assert heard == [(2, True)]
+    for _ in range(4):
+        rig.tier.run()
+    assert rig.disk.next_offset == 1, "a lease holds the frame: what is left of it waits"
+    rig.ladder.release(lease, used=0)
+    rig.tick(6.0)
+    rig.tier.run()
+    assert (crashed(rig).length(first), crashed(rig).length(second)) == (1, 2)
+
+
+def test_a_purge_that_the_disk_refuses_says_so_and_is_tried_again() -> None:
+    rig = Rig()
+    keys = rig.keys(3)
+    put(rig.ladder, rig.space, rig.root, keys)
+    rig.tier.refuse_deletes = "read-only"
+    assert purge(rig, keys[:32]) == [(3, False)]
+    assert purge(rig, keys[:32]) == [(0, False)]
+    rig.tick(6.0)
+    assert len(rig.disk.frames) == 1
+    rig.tier.refuse_deletes = ""
+    assert purge(rig, keys[:32]) == [(0, True)]
+    assert not rig.disk.frames
+
+
+def test_what_the_disk_refused_to_delete_is_deleted_later() -> None:
+    rig = Rig()
+    put(rig.ladder, rig.space, rig.root, rig.keys(3))
+    rig.tier.refuse_deletes = "read-only"
+    rig.ladder.delete(rig.space.fingerprint, None)
+    rig.tier.refuse_deletes = ""
+    rig.tick(6.0)
+    assert not rig.disk.frames
+
+
+def test_a_purge_waits_no_longer_than_the_limit() -> None:
+    rig = Rig(manual=True, limits=Limits(write_seconds_max=3.0))
+    keys = rig.keys(3)
+    put(rig.ladder, rig.space, rig.root, keys)
+    heard = purge(rig, None)
+    rig.tick(2.0)
+    assert heard == []
+    rig.tick(1.5)
+    assert heard == [(3, False)]
+    rig.tier.run()
+    assert purge(rig, None) == [(0, True)]
+
+
+def test_without_a_disk_a_purge_is_over_at_once() -> None:
+    rig = Rig(ssd=False)
+    put(rig.ladder, rig.space, rig.root, rig.keys(3))
+    assert purge(rig, None) == [(3, True)]
+
+
 def test_neighbours_of_what_was_deleted_are_written_again() -> None:
     rig = Rig()
     keys = rig.keys(4)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvstore.clock import ManualClock
+from kvstore.errors import TierUnavailable
 from kvstore.events import Events
 from kvstore.testing.frames import BuiltFrame, FrameBuilder, read_of
 from kvstore.testing.tier_suite import assert_reads_back, registered, written
@@ -176,8 +177,9 @@ class TestRoom:
             assert answer(tier, builder.frame(1)).location is None
         assert "read-only after 3 errors" in tier.healthy().detail
         assert "Read-only file system" in tier.healthy().detail
-        assert tier.delete([place]).result(WAIT_SECONDS) == 0
-        assert tier.unlink([place.segment]).result(WAIT_SECONDS) == 0
+        for refused in (tier.delete([place]), tier.unlink([place.segment])):
+            with pytest.raises(TierUnavailable):
+                refused.result(WAIT_SECONDS)
         assert_reads_back(tier, first, place)
         fs.heal()
         clock.advance(61.0)
