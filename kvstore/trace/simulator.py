@@ -113,18 +113,18 @@ class Simulator:
             self._ssd = VirtualSsd(
                 capacity_bytes=ssd_bytes, segment_bytes=segment_bytes, now=self._clock.monotonic
             )
-        self._ladder = Ladder(
+        self.ladder = Ladder(
             host=UntouchedMemory(pages),
             ssd=self._ssd,
             clock=self._clock,
             events=Events(),
             classes=table,
             limits=Limits(keys_max=IDS_MAX, ledger_entries=1 << 12, ssd_capacity_bytes=ssd_bytes),
-            policy=Watched(policy or ExactLru(), self._residency),
+            policy=Watched(ExactLru() if policy is None else policy, self._residency),
             new_number=itertools.count(1).__next__,
         )
-        self._ladder.open(space, root=self._root)
-        catalog = self._ladder.catalog
+        self.ladder.open(space, root=self._root)
+        catalog = self.ladder.catalog
         # Memory is lent in slabs; what rounding up added is taken away again.
         idle = catalog.slabs.usable_pages // stride_pages - capacity_blocks if capacity_blocks else 0
         catalog.slabs.allocate(idle, stride_pages=stride_pages)
@@ -174,7 +174,7 @@ class Simulator:
         if not request.runs:
             return Served()
         keys, blocks = request.keys(), request.blocks
-        found = self._ladder.match(
+        found = self.ladder.match(
             MatchRequest(
                 namespace=self._name,
                 keys=keys,
@@ -186,15 +186,15 @@ class Simulator:
         if found.lease:
             if not found.ready:
                 # The disk has answered already; what found no room in host memory is a miss.
-                hit = self._ladder.watch(found.lease).blocks
-            self._ladder.release(found.lease, used=hit)
+                hit = self.ladder.watch(found.lease).blocks
+            self.ladder.release(found.lease, used=hit)
         stored = self._put(keys, hit, request.retention_class) if hit < blocks else 0
         self._residency.note_level()
         return Served(hit, found.tiers, stored)
 
     def _put(self, keys: bytes, present: int, retention_class: str) -> int:
         parent = key_at(keys, present - 1) if present else self._root
-        answer = self._ladder.reserve(
+        answer = self.ladder.reserve(
             ReserveRequest(
                 namespace=self._name,
                 parent=BlockHash(parent),
@@ -210,7 +210,7 @@ class Simulator:
             for e in answer.extents
         )
         count = len(keys) // HASH_BYTES - present
-        self._ladder.commit(CommitRequest(reservation=answer.reservation, blocks=count, parts=filled))
+        self.ladder.commit(CommitRequest(reservation=answer.reservation, blocks=count, parts=filled))
         return sum(extent.count for extent in answer.extents)
 
     def _move_to(self, timestamp_ms: int) -> None:
@@ -222,7 +222,7 @@ class Simulator:
         self._residency.move_to(now)
         if self._ssd is not None and now - self._ticked_at >= TICK_SECONDS:
             for _ in range(min(TICKS_AT_ONCE, int((now - self._ticked_at) / TICK_SECONDS))):
-                self._ladder.tick()
+                self.ladder.tick()
             self._ticked_at = now
 
 
