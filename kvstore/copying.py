@@ -7,12 +7,13 @@ more than the copy.
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 import numpy as np
@@ -21,7 +22,20 @@ from kvstore.api import U32Array
 from kvstore.arena import Arena
 from kvstore.errors import InvalidArgument
 from kvstore.layout import Part
-from kvstore.rows import Block, Buffer, Bytes, Rows, columns, digest_pieces, segment_cuts, trimmed
+from kvstore.rows import (
+    Block,
+    Buffer,
+    Bytes,
+    Rows,
+    columns,
+    copy_bytes,
+    copy_pieces,
+    copy_rows,
+    digest_pieces,
+    new_stage,
+    segment_cuts,
+    trimmed,
+)
 from kvstore.types import DIGEST_BYTES, PAGE_BYTES, MissReason
 
 __all__ = ["Buffer", "Bytes", "CopiedIn", "CopiedOut", "copy_in", "copy_out", "digest_images"]
@@ -29,16 +43,12 @@ __all__ = ["Buffer", "Bytes", "CopiedIn", "CopiedOut", "copy_in", "copy_out", "d
 COPY_THREADS = 2
 SPLIT_BYTES_MIN = 1 << 20
 """A thread is not worth waking for less than this."""
+STRETCH_BYTES = 4 << 20
+"""What a thread copies before it looks for more."""
 LAYERED_BYTES = 4 << 20
 """Layer-major copies go over this much of the arena at a time, whose later layers are then still near."""
-LAYERED_CHECKED_BYTES = 1 << 18
-"""The same when each block is digested behind its copy: it must still be in the core's own cache."""
 
 _Result = TypeVar("_Result")
-# Copies source to destination; releases the GIL. np.copyto ends in memmove, whose `rep movsb` loses 30 % on
-# some x86 when both are not aligned alike (numpy's own large arrays start 16 bytes into a page, slots at its
-# beginning); the loop of a ufunc does not care.
-_copy_bytes = cast("Callable[[Bytes, Bytes], Bytes]", np.positive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,20 +180,33 @@ class _Copy:
         return DIGEST_BYTES * len(self.part.segments)
 
     def spread(self, work: Callable[[int, int], _Result], *, threads: int) -> list[tuple[int, _Result]]:
-        """Return (stop, work(start, stop)) of consecutive stretches, each done by its own thread."""
-        shares = max(1, min(threads, self.count * self.part.bytes_max // SPLIT_BYTES_MIN, self.count))
-        edges = [self.count * share // shares for share in range(shares + 1)]
-        stretches = list(itertools.pairwise(edges))
-        futures = [_pool().submit(work, *stretch) for stretch in stretches[1:]]
+        """Return (stop, work(start, stop)) of consecutive stretches, done by several threads.
+
+        Each takes the next stretch when it is done with one: a thread that starts late, or has to share its
+        core, then holds nobody up.
+        """
+        size = self.count * self.part.bytes_max
+        shares = max(1, min(threads, size // SPLIT_BYTES_MIN, self.count))
+        pieces = 1 if shares == 1 else min(self.count, max(shares, size // STRETCH_BYTES))
+        edges = [self.count * piece // pieces for piece in range(pieces + 1)]
+        stretches = iter(list(itertools.pairwise(edges)))
+        found: dict[int, _Result] = {}
+
+        def labour() -> None:
+            for start, stop in stretches:
+                found[stop] = work(start, stop)
+
+        helpers = [_pool().submit(labour) for _ in range(shares - 1)]
         try:
-            results = [work(*stretches[0])]
-        except BaseException:
-            wait([f for f in futures if not f.cancel()])  # none may write to the caller's buffer later
-            raise
-        for future, stretch in zip(futures, stretches[1:], strict=True):
-            # One that no thread has begun is done here instead of waiting behind others.
-            results.append(work(*stretch) if future.cancel() else future.result())
-        return list(zip(edges[1:], results, strict=True))
+            labour()
+        finally:
+            for _ in stretches:  # after a failure nobody takes another one
+                pass
+            begun = [helper for helper in helpers if not helper.cancel()]
+            wait(begun)  # none may write to the caller's buffer later
+        for helper in begun:
+            helper.result()
+        return sorted(found.items(), key=operator.itemgetter(0))
 
     def plain(self, start: int, stop: int) -> None:
         """Copy blocks [start, stop), one call per run of contiguous slots."""
@@ -194,7 +217,7 @@ class _Copy:
                 copy(source, target)
             return
         is_layered = len(self.rows.arrays) > 1
-        step = self._blocks_in(LAYERED_BYTES) if is_layered else self.count
+        step = max(1, LAYERED_BYTES // self.part.stride_bytes) if is_layered else self.count
         for stretch in self._stretches(runs, start, step):
             self._plain_run(*stretch)
 
@@ -214,21 +237,28 @@ class _Copy:
         return b"".join(map(self.rows.digest(), self._copied(start, stop)))
 
     def _copied(self, start: int, stop: int) -> Iterator[Block]:
-        """Copy block after block and yield the caller's side of each for digesting, while it is in cache."""
+        """Copy block after block and yield each for digesting while it is in cache: the caller's own, or the
+        stage that stands between its pieces and the slot.
+        """
         rows = self.rows
-        if len(rows.arrays) > 1 and rows.lengths is None:
-            step = self._blocks_in(LAYERED_CHECKED_BYTES)
-            for first_slot, begin, end in self._stretches(self._runs(start, stop), start, step):
-                self._plain_run(first_slot, begin, end)
-                yield from rows.digested(begin, end)
+        if rows.are_records:
+            copy = self._copy()
+            steps, blocks = self._steps(start, stop), rows.digested(start, stop)
+            for (source, target), block in zip(steps, blocks, strict=True):
+                copy(source, target)
+                yield block
             return
-        copy = self._copy()
-        for (source, target), block in zip(self._steps(start, stop), rows.digested(start, stop), strict=True):
-            copy(source, target)
-            yield block
-
-    def _blocks_in(self, size_bytes: int) -> int:
-        return max(1, size_bytes // self.part.stride_bytes)
+        stage = new_stage(self.part, stop - start)
+        for begin in range(start, stop, len(stage)):
+            end = min(begin + len(stage), stop)
+            staged = rows.staged(begin, end, stage)
+            slots = replace(self, slots=self.slots[begin:end], rows=staged)
+            if self.inward:
+                rows.gather(begin, end, stage)
+            slots.plain(0, end - begin)
+            if not self.inward:
+                rows.scatter(begin, end, stage)
+            yield from staged.digested(0, end - begin)
 
     def _runs(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         return self.arena.runs(self.slots[start:stop], stride_pages=self.part.stride_pages)
@@ -248,7 +278,7 @@ class _Copy:
         slots = self.memory[begin : begin + count * stride].reshape(count, stride)
         for array, (offset, length) in zip(self.rows.arrays, self.rows.cuts, strict=True):
             mine, theirs = array[start:stop], slots[:, offset : offset + length]
-            _copy_bytes(*((mine, theirs) if self.inward else (theirs, mine)))
+            copy_rows(*((mine, theirs) if self.inward else (theirs, mine)))
 
     def _steps(self, start: int, stop: int) -> Iterator[tuple[Block, Block]]:
         """Yield (source, target) of each block."""
@@ -265,12 +295,7 @@ class _Copy:
         return pieces if lengths is None else trimmed(pieces, cuts, lengths[start:stop])
 
     def _copy(self) -> Callable[[Block, Block], object]:
-        return cast("Callable[[Block, Block], object]", _copy_bytes if self.rows.are_whole else _copy_pieces)
-
-
-def _copy_pieces(source: tuple[Bytes, ...], target: tuple[Bytes, ...]) -> None:
-    for out_of, into in zip(source, target, strict=True):
-        _copy_bytes(out_of, into)
+        return cast("Callable[[Block, Block], object]", copy_bytes if self.rows.are_whole else copy_pieces)
 
 
 _executor: ThreadPoolExecutor | None = None

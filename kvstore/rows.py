@@ -6,7 +6,6 @@ digest of no bytes.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,15 @@ Cut = tuple[int, int]
 Block = Bytes | tuple[Bytes, ...]
 Digest = Callable[[Block], bytes]
 
+STAGE_BYTES = 2 << 20
+"""Blocks in pieces are put together this much at a time before they are digested."""
+THIN_BYTES = 4096
+"""A ufunc's loop costs more than memmove for rows below this."""
+
+# Copies source to destination; releases the GIL. np.copyto ends in memmove, whose `rep movsb` loses 30 % on
+# some x86 when both are not aligned alike (numpy's own large arrays start 16 bytes into a page, slots at its
+# beginning); the loop of a ufunc does not care.
+copy_bytes = cast("Callable[[Bytes, Bytes], Bytes]", np.positive)
 _digest_bytes = cast("Callable[[Bytes], bytes]", xxhash.xxh3_128_digest)
 
 
@@ -64,33 +72,69 @@ class Rows:
         """Whether every block is one piece; then no tuples are made, worth 5 % of a hit."""
         return self.lengths is None and len(self.cuts) == 1
 
+    @property
+    def are_records(self) -> bool:
+        """Whether every row is a record as it is digested: one piece without gaps. Others go over a stage."""
+        return len(self.arrays) == 1 and (self.arrays[0].strides[1] == 1 or self.arrays[0].shape[1] == 1)
+
     def blocks(self, start: int, stop: int) -> Iterable[Block]:
         """Yield the pieces of each block, as the arrays have them; a whole block comes as it is."""
-        return self._cut(start, stop, self.cuts)
+        if self.are_whole:
+            return self.arrays[0][start:stop]
+        pieces = zip(*(array[start:stop] for array in self.arrays), strict=True)
+        return pieces if self.lengths is None else trimmed(pieces, self.cuts, self.lengths[start:stop])
 
     def digested(self, start: int, stop: int) -> Iterable[Block]:
-        """Yield each block as `digest` wants it."""
-        return self._cut(start, stop, segment_cuts(self.part) if len(self.cuts) == 1 else self.cuts)
-
-    def _cut(self, start: int, stop: int, cuts: tuple[Cut, ...]) -> Iterable[Block]:
-        if self.are_whole and len(cuts) == 1:
+        """Yield each of some records as `digest` wants it."""
+        cuts = segment_cuts(self.part)
+        if self.lengths is None and len(cuts) == 1:
             return self.arrays[0][start:stop]
-        if len(self.arrays) == 1:
-            pieces = columns(self.arrays[0][start:stop], cuts)
-        else:
-            pieces = zip(*(array[start:stop] for array in self.arrays), strict=True)
+        pieces = columns(self.arrays[0][start:stop], cuts)
         return pieces if self.lengths is None else trimmed(pieces, cuts, self.lengths[start:stop])
 
     def digest(self) -> Digest:
         """Return what makes the packed digests of a block that `digested` yields."""
-        segments = segment_cuts(self.part)
-        is_strided = any(array.strides[1] != 1 for array in self.arrays if array.shape[1] > 1)
-        if self.are_whole and len(segments) == 1:
-            return cast("Digest", _digest_strided if is_strided else _digest_bytes)
-        if not is_strided and len(self.cuts) in (1, len(segments)):
-            return cast("Digest", digest_pieces)
-        cuts = segments if len(self.cuts) == 1 else self.cuts
-        return cast("Digest", functools.partial(_digest_groups, groups=_groups(cuts, segments)))
+        is_one = self.lengths is None and len(self.part.segments) == 1
+        return cast("Digest", _digest_bytes if is_one else digest_pieces)
+
+    def staged(self, start: int, stop: int, stage: Bytes) -> Rows:
+        """Return rows of a stage [>= blocks, bytes_max] that stand for blocks [start, stop)."""
+        lengths = None if self.lengths is None else self.lengths[start:stop]
+        return Rows(self.part, (stage[: stop - start],), ((0, self.part.bytes_max),), lengths)
+
+    def gather(self, start: int, stop: int, stage: Bytes) -> None:
+        """Copy blocks [start, stop) to a stage."""
+        for array, (offset, length) in zip(self.arrays, self.cuts, strict=True):
+            copy_rows(array[start:stop], stage[: stop - start, offset : offset + length])
+
+    def scatter(self, start: int, stop: int, stage: Bytes) -> None:
+        """Copy blocks [start, stop) from a stage; of short records only their own bytes."""
+        if self.lengths is None:
+            for array, (offset, length) in zip(self.arrays, self.cuts, strict=True):
+                copy_rows(stage[: stop - start, offset : offset + length], array[start:stop])
+            return
+        source = trimmed(columns(stage[: stop - start], self.cuts), self.cuts, self.lengths[start:stop])
+        for out_of, into in zip(source, self.blocks(start, stop), strict=True):
+            copy_pieces(out_of, cast("tuple[Bytes, ...]", into))
+
+
+def copy_rows(source: Bytes, target: Bytes) -> None:
+    """Copy rows that may be strided. Threads: releases the GIL."""
+    if source.shape[1] < THIN_BYTES:
+        np.copyto(target, source)
+    else:
+        copy_bytes(source, target)
+
+
+def copy_pieces(source: tuple[Bytes, ...], target: tuple[Bytes, ...]) -> None:
+    """Copy a block piece by piece."""
+    for out_of, into in zip(source, target, strict=True):
+        copy_bytes(out_of, into)
+
+
+def new_stage(part: Part, blocks: int) -> Bytes:
+    """Return a stage for some blocks, few enough to stay near. Shapes: [<= blocks, bytes_max]."""
+    return np.empty((max(1, min(blocks, STAGE_BYTES // part.bytes_max)), part.bytes_max), np.uint8)
 
 
 def digest_rows(part: Part, buffer: Buffer, lengths: U32Array) -> bytes:
@@ -99,8 +143,17 @@ def digest_rows(part: Part, buffer: Buffer, lengths: U32Array) -> bytes:
     Shapes: lengths u32[n]; digests 16 x segments x n.
     Errors: as `Rows.of`.
     """
-    rows = Rows.of(part, buffer, lengths=lengths)
-    return b"".join(map(rows.digest(), rows.digested(0, len(lengths))))
+    rows, count = Rows.of(part, buffer, lengths=lengths), len(lengths)
+    digest = rows.digest()
+    if rows.are_records:
+        return b"".join(map(digest, rows.digested(0, count)))
+    stage = new_stage(part, count)
+    found: list[bytes] = []
+    for start in range(0, count, len(stage)):
+        stop = min(start + len(stage), count)
+        rows.gather(start, stop, stage)
+        found += map(digest, rows.staged(start, stop, stage).digested(0, stop - start))
+    return b"".join(found)
 
 
 def checked_arrays(
@@ -154,25 +207,3 @@ def trimmed(
 def digest_pieces(pieces: tuple[Bytes, ...]) -> bytes:
     """Return the packed digests of a block's segments."""
     return b"".join(map(_digest_bytes, pieces))
-
-
-def _digest_strided(piece: Bytes) -> bytes:
-    return _digest_bytes(np.ascontiguousarray(piece))
-
-
-def _digest_groups(pieces: tuple[Bytes, ...], groups: Sequence[slice]) -> bytes:
-    """Digest segments that come in several pieces, or in strided ones."""
-    found = []
-    for group in groups:
-        state = xxhash.xxh3_128()
-        for piece in pieces[group]:
-            state.update(np.ascontiguousarray(piece).data)
-        found.append(state.digest())
-    return b"".join(found)
-
-
-def _groups(cuts: Sequence[Cut], segments: Sequence[Cut]) -> list[slice]:
-    """Return which of the cuts make up each segment."""
-    offsets = [offset for offset, _ in cuts]
-    edges = [offsets.index(offset) for offset, _ in segments] + [len(cuts)]
-    return [slice(*pair) for pair in itertools.pairwise(edges)]

@@ -53,7 +53,7 @@ class PendingPut:
         self.parent = request.parent
         self.keys = request.keys
         self.names = split_keys(request.keys)
-        self.registered: list[bytes] = []
+        self.registered: dict[bytes, PendingPut] = {}
         self.count = key_count(request.keys)
         self.retention_class = retention_class
         self.provenance = request.provenance
@@ -119,7 +119,7 @@ class PutChecks:
             raise InvalidArgument(f"reserve: parent must have {HASH_BYTES} bytes, got {len(request.parent)}")
         if not state.flat and request.keys.find(request.parent) % HASH_BYTES == 0:
             raise InvalidArgument("reserve: the parent is one of the blocks that are to follow it")
-        if _has_twins(request.keys, count):
+        if len(set(split_keys(request.keys))) != count:
             raise InvalidArgument(f"reserve: the same hash occurs twice among {count} keys")
         if len(request.put_id) > 64:
             raise InvalidArgument(f"reserve: put_id may have 64 bytes, got {len(request.put_id)}")
@@ -237,12 +237,6 @@ class PutChecks:
         covered[span] = True
 
 
-def _has_twins(keys: bytes, count: int) -> bool:
-    """Say whether a hash occurs twice; equal first words alone decide nothing."""
-    words = np.frombuffer(keys, np.uint64)[:: HASH_BYTES // 8]
-    return len(np.unique(words)) != count and len(set(split_keys(keys))) != count
-
-
 def runs_of(mask: Mask) -> list[tuple[int, int]]:
     """Return the stretches of a mask that are set."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False]))))
@@ -305,7 +299,7 @@ class Presence:
         """
         there, above, found = self.present(put)
         put.absent[:] = ~there
-        if put.state.pending:
+        if not put.state.pending.keys().isdisjoint(put.names):
             for index in np.flatnonzero(put.absent).tolist():
                 put.in_flight[index] = put.names[index] in put.state.pending
         return above, found

@@ -4,7 +4,8 @@ still touch.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import itertools
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 import numpy as np
@@ -207,8 +208,8 @@ class Putting:
         for part in fresh:
             part.reservation = number
             if part.data.part.index in required:
-                put.registered += [put.names[index] for index in np.flatnonzero(part.mask).tolist()]
-        put.state.pending.update(dict.fromkeys(put.registered, put))
+                put.registered |= dict.fromkeys(itertools.compress(put.names, part.mask.tolist()), put)
+        put.state.pending.update(put.registered)
         extents = tuple(extent for part in fresh for extent in reserved_extents(part))
         return ReserveAnswer(
             reservation=number, outcomes=outcomes, extents=extents, seconds=put.deadline - monotonic
@@ -348,8 +349,7 @@ class Putting:
         return waiting
 
     def _close(self, put: PendingPut) -> None:
-        for name in put.registered:
-            put.state.pending.pop(name, None)
+        deque(map(put.state.pending.pop, put.registered, itertools.repeat(None)), maxlen=0)
         put.registered.clear()
         if self._puts.get((put.state.fingerprint, put.put_id)) is put:
             del self._puts[(put.state.fingerprint, put.put_id)]

@@ -22,11 +22,19 @@ class _Loan:
         self.first_page = first_page
         self.slabs = slabs
         self.stride_pages = stride_pages
-        self.free: npt.NDArray[np.bool_] = np.ones(pages // stride_pages, np.bool_)
+        self.free: npt.NDArray[np.bool_] = np.empty(pages // stride_pages, np.bool_)
+        self.free.fill(True)
         self.free_count = len(self.free)
 
     def take(self, wanted: int) -> U32Array:
-        picked = np.flatnonzero(self.free)[:wanted]
+        if self.free_count == len(self.free):
+            # Of a fresh loan nothing is to be looked for; of large puts most are.
+            count = min(wanted, self.free_count)
+            self.free[:count] = False
+            self.free_count -= count
+            end = self.first_page + count * self.stride_pages
+            return np.arange(self.first_page, end, self.stride_pages, dtype=np.uint32)
+        picked = self.free.nonzero()[0][:wanted]
         self.free[picked] = False
         self.free_count -= len(picked)
         return (self.first_page + picked * self.stride_pages).astype(np.uint32)
@@ -105,7 +113,7 @@ class SlabAllocator:
 
     def _adjacent_free(self, need: int) -> int | None:
         if need == 1:
-            first = int(np.argmax(self._free_slabs)) if self.slab_count else 0
+            first = int(self._free_slabs.argmax()) if self.slab_count else 0
             return first if self.slab_count and self._free_slabs[first] else None
         if need > self.slab_count:
             return None

@@ -17,7 +17,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore import copying
+from kvstore import copying, rows
 from kvstore.arena import Arena
 from kvstore.copying import Buffer, CopiedOut, copy_in, copy_out, digest_images
 from kvstore.errors import InvalidArgument, TierUnavailable
@@ -41,8 +41,9 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
 def _steps_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the small blocks of these tests be split as large ones are."""
     monkeypatch.setattr(copying, "SPLIT_BYTES_MIN", 1)
+    monkeypatch.setattr(copying, "STRETCH_BYTES", 5 * PAGE_BYTES)
     monkeypatch.setattr(copying, "LAYERED_BYTES", 3 * PAGE_BYTES)
-    monkeypatch.setattr(copying, "LAYERED_CHECKED_BYTES", 2 * PAGE_BYTES)
+    monkeypatch.setattr(rows, "STAGE_BYTES", 2 * PAGE_BYTES)
 
 
 def part_of(widths: list[int]) -> Part:
@@ -231,13 +232,13 @@ def test_large_blocks_through_two_threads(tmp_path: Path, monkeypatch: pytest.Mo
     part = part_of([28_512] * 4)
     stored = Stored.put(arena, part, slots_in(arena, part, list(range(34))))
     workers: set[str] = set()
-    spy = copying._copy_bytes
+    spy = rows.copy_bytes
 
     def noted(source: Bytes, target: Bytes) -> Bytes:
         workers.add(threading.current_thread().name)
         return spy(source, target)
 
-    monkeypatch.setattr(copying, "_copy_bytes", noted)
+    monkeypatch.setattr(copying, "copy_bytes", noted)
     into = stored.buffer()
     assert stored.read(into, threads=1) == CopiedOut(34)
     assert workers == {threading.current_thread().name}, "one thread means the caller's"
