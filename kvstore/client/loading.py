@@ -6,6 +6,7 @@ import threading
 
 from kvstore.api import Progress
 from kvstore.layout import Layout
+from kvstore.news import joined
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.rpc.wire import progress_from_wire
 from kvstore.types import MissReason
@@ -32,17 +33,19 @@ class Loading:
             self._over = self._over or event.done
             self._changed.notify_all()
 
-    def after(self, position: int, seconds: float) -> Progress | None:
-        """Return the event at `position`, waiting up to `seconds` for it; None when it did not come.
+    def after(self, position: int, seconds: float) -> tuple[Progress, int] | None:
+        """Return the events from `position` on as one, and the position behind them; waits up to `seconds`
+        for the first, and returns None when it did not come.
 
-        Errors: InvalidArgument when it does not fit the layout.
+        Errors: InvalidArgument when one does not fit the layout.
         """
         with self._changed:
             self._changed.wait_for(lambda: len(self._events) > position, seconds)
-            if len(self._events) <= position:
-                return None
-            event = self._events[position]
-        return progress_from_wire(event, self._layout)
+            events = self._events[position:]
+        if not events:
+            return None
+        news = joined([progress_from_wire(event, self._layout) for event in events])
+        return news, position + len(events)
 
     @property
     def over(self) -> bool:

@@ -184,9 +184,9 @@ def _news(link: Link, layout: Layout, found: Match, deadline: Deadline) -> Itera
         yield from news_of(link, layout, found.lease, deadline=deadline)
         return
     position = 0
-    while (progress := found.loading.after(position, deadline.left())) is not None:
+    while (news := found.loading.after(position, deadline.left())) is not None:
+        progress, position = news
         yield progress
-        position += 1
     raise deadline.exceeded("fetch: blocks were still loading")
 
 

@@ -28,10 +28,12 @@ from kvstore.errors import (
 )
 from kvstore.events import Events
 from kvstore.layout import Layout
+from kvstore.news import joined
 from kvstore.rpc import wire
 from kvstore.rpc.channel import PROTOCOL
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import TRUSTED, Caller
+from kvstore.service.mailbox import Mailbox
 from kvstore.service.parsing import Malformed
 from kvstore.service.turns import Turn
 from kvstore.service.verbs import Deleted, Verbs, leaves_loop
@@ -58,7 +60,7 @@ class Offer:
 class Session:
     """Serves one stream until it ends, then lets go of everything taken on it.
 
-    Threads: the event loop; `_news` and `_durable` hop onto it.
+    Threads: the event loop; `_announce` and `_durable` hop onto it.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._handler = asyncio.current_task()
         self._outgoing: deque[pb.SessionReply] = deque()
+        self._unsent: dict[int, tuple[Mailbox[Progress], Layout]] = {}
         self._flushing = False
         self._flush_task: asyncio.Task[None] | None = None
         self._loading: set[int] = set()
@@ -190,12 +193,9 @@ class Session:
     def _match(self, message: pb.MatchRequest, request_id: int) -> pb.MatchReply:
         if not request_id:
             raise InvalidArgument("match: needs a request id, its answer would be lost")
-        on_progress = self._later(request_id, self._news)
-
-        def hear(progress: Progress) -> None:
-            on_progress(progress, self._verbs.layout_of(message.namespace))
-
-        reply = self._verbs.match(message, session=self.number, on_progress=hear, caller=self._caller)
+        announce = self._later(request_id, self._announce)
+        news: Mailbox[Progress] = Mailbox(lambda: announce(news, self._verbs.layout_of(message.namespace)))
+        reply = self._verbs.match(message, session=self.number, on_progress=news.put, caller=self._caller)
         self._loading -= {release.lease for release in message.release}
         if reply.lease and not reply.ready and not message.no_load:
             self._loading.add(reply.lease)
@@ -235,11 +235,21 @@ class Session:
 
         return hop
 
-    def _news(self, request_id: int, progress: Progress, layout: Layout) -> None:
+    def _announce(self, request_id: int, news: Mailbox[Progress], layout: Layout) -> None:
+        self._unsent[request_id] = news, layout
+        self._flush_soon()
+
+    def _next_news(self) -> pb.SessionReply | None:
+        """Return one message with all that has come of a request while others were written."""
+        request_id = next(iter(self._unsent))
+        news, layout = self._unsent.pop(request_id)
+        if not (waiting := news.take()):
+            return None
+        progress = joined(waiting)
         if progress.done:
             self._loading.discard(progress.lease)
-        self._send(request_id, progress=wire.progress_to_wire(progress, layout=layout))
-        self._flush_soon()
+        event = wire.progress_to_wire(progress, layout=layout)
+        return pb.SessionReply(request_id=request_id, boot_id=self._verbs.boot_id, progress=event)
 
     def _durable(self, request_id: int, reservation: int, answer: CommitAnswer) -> None:
         self._committing.discard(reservation)
@@ -279,6 +289,7 @@ class Session:
         self._events.add("kvstore_sessions_cut_total")
         self._cut = True
         self._outgoing.clear()
+        self._unsent.clear()
         assert self._handler is not None
         self._handler.cancel()
 
@@ -294,7 +305,7 @@ class Session:
             return
 
     def _flush_soon(self) -> None:
-        if not self._flushing and self._outgoing:
+        if not self._flushing and (self._outgoing or self._unsent):
             self._flush_task = self._loop.create_task(self._flush())
 
     async def _flush(self) -> None:
@@ -302,11 +313,14 @@ class Session:
             return
         self._flushing = True
         try:
-            while self._outgoing and not self._over:
-                await self._context.write(self._outgoing.popleft())
+            while (self._outgoing or self._unsent) and not self._over:
+                reply = self._outgoing.popleft() if self._outgoing else self._next_news()
+                if reply is not None:
+                    await self._context.write(reply)
         except (grpc.aio.BaseError, grpc.aio.AbortError, asyncio.InvalidStateError) as error:
             # The stream is gone; the reading side hears of it as well and ends the session.
             _log.debug("answer lost", extra={"session": self.number, "error": repr(error)})
             self._outgoing.clear()
+            self._unsent.clear()
         finally:
             self._flushing = False

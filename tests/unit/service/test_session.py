@@ -205,6 +205,28 @@ def test_progress_follows_its_match() -> None:
     played(world, play)
 
 
+def test_news_that_wait_for_the_stream_come_as_one() -> None:
+    world = restarted(queue_max=4)
+
+    async def play(stream: Stream) -> None:
+        await stream.greet()
+        await stream.ask(3, match=match())
+        stream.reads.clear()
+        while await asyncio.to_thread(world.disk.run):
+            pass
+        stream.reads.set()
+        heard = [await stream.hear()]
+        while not heard[-1].progress.done:
+            heard.append(await stream.hear())
+        # One may have been on its way already, of the ten that the loads made.
+        assert len(heard) <= 2
+        blocks = [(e.first, len(e.slots) // 4) for reply in heard for e in reply.progress.extents]
+        assert sum(count for _, count in blocks) == 10
+        assert blocks[-1][0] + blocks[-1][1] == 10
+
+    played(world, play)
+
+
 def test_an_answer_on_ssd_comes_when_it_is_durable() -> None:
     world = World()
 
@@ -291,6 +313,8 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         assert not (await stream.ask(3, match=match())).match.ready
         stream.reads.clear()
         await asyncio.to_thread(world.disk.run)
+        for number in range(4, 10):
+            stream.say(number, ping=pb.PingRequest())
         await asyncio.wait_for(stream.gone.wait(), 10)
 
     assert played(world, play).aborted is grpc.StatusCode.RESOURCE_EXHAUSTED

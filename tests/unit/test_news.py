@@ -1,0 +1,39 @@
+"""News put together: nothing is lost, and what lies together comes together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvstore.api import Extent, Progress
+from kvstore.news import joined
+from kvstore.types import MissReason
+
+
+def extent(part: int, first: int, count: int) -> Extent:
+    numbers = np.arange(100 * part + first, 100 * part + first + count, dtype=np.uint32)
+    digests = b"".join(bytes([number]) * 16 for number in numbers.tolist())
+    return Extent(part, first, numbers, numbers + 1, numbers + 2, digests)
+
+
+def news(*extents: Extent, done: bool = False, blocks: int = 9, reason: MissReason | None = None) -> Progress:
+    return Progress(7, extents, done, blocks, reason)
+
+
+def plain(progress: Progress) -> list[tuple[int, int, list[int], list[int], list[int], bytes]]:
+    return [
+        (e.part, e.first, e.slots.tolist(), e.generations.tolist(), e.lengths.tolist(), e.digests)
+        for e in progress.extents
+    ]
+
+
+def test_neighbours_become_one_in_whatever_order_they_came() -> None:
+    found = joined([news(extent(1, 0, 2)), news(extent(0, 4, 2)), news(extent(0, 0, 4), extent(0, 7, 1))])
+    assert plain(found) == plain(news(extent(0, 0, 6), extent(0, 7, 1), extent(1, 0, 2)))
+
+
+def test_the_last_word_counts() -> None:
+    end = news(done=True, blocks=3, reason=MissReason.CORRUPT)
+    found = joined([news(extent(0, 0, 3)), end])
+    assert (found.lease, found.done, found.blocks, found.reason) == (7, True, 3, MissReason.CORRUPT)
+    assert plain(found) == plain(news(extent(0, 0, 3)))
+    assert joined([end]) is end
