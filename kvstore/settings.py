@@ -95,6 +95,15 @@ class ServerSettings(_Section):
     session_queue_max: int = Field(
         default=4096, ge=16, description="unread answers after which a slow client is cut off"
     )
+    session_leases_max: int = Field(default=8192, ge=1, description="leases of one client")
+    session_reservations_max: int = Field(default=1024, ge=1, description="puts of one client under way")
+    session_arena_percent: int = Field(
+        default=75, ge=1, le=100, description="of the arena: what puts of one client may have reserved"
+    )
+    session_loads_max: int = Field(
+        default=16384, ge=1, description="loads from SSD (1 MiB each) that one client may have waiting"
+    )
+    session_prefetches_max: int = Field(default=256, ge=1, description="prefetches of one client under way")
     streams_max: int = Field(default=64, ge=1, description="framed puts and fetches at a time")
     connection_streams_max: int = Field(
         default=32, ge=1, description="framed puts and fetches of one connection with a token at a time"

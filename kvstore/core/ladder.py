@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvstore.api import (
+    NO_SESSION,
     CommitAnswer,
     CommitRequest,
     Extent,
@@ -253,7 +254,13 @@ class Ladder(Administration):
     # Prefetch
 
     def prefetch(
-        self, namespace: Fingerprint, keys: bytes, *, deadline_seconds: float, retention_class: str = ""
+        self,
+        namespace: Fingerprint,
+        keys: bytes,
+        *,
+        deadline_seconds: float,
+        retention_class: str = "",
+        session: int = NO_SESSION,
     ) -> PrefetchAnswer:
         """Bring a prefix to host ahead of its fetch, behind all fetches; does not touch it.
 
@@ -271,6 +278,7 @@ class Ladder(Administration):
                 deadline_seconds=deadline_seconds,
                 monotonic=self._clock.monotonic(),
                 tenant=state.namespace.tenant,
+                session=session,
             )
         self._reads.run()
         return answer
@@ -369,11 +377,12 @@ class Ladder(Administration):
     # Life
 
     def end_session(self, session: int) -> None:
-        """A client is gone: its leases end, its reservations too, their slots in quarantine while it may
-        still write.
+        """A client is gone: its leases and prefetches end, its reservations too, their slots in quarantine
+        while it may still write.
         """
         with self._decision():
             self._leases.end_session(session)
+            self._prefetches.end_session(session)
             self._putting.end_session(session)
 
     def tick(self, *, pause: Pause = no_pause) -> None:

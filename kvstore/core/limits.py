@@ -25,6 +25,7 @@ class Limits:
     session_reservations_max: int = 1024
     session_reserved_share: float = 0.75
     session_loads_max: int = 16384
+    session_prefetches_max: int = 256
     namespaces_max: int = 1024
     roots_max: int = 4096
     write_queue_bytes_max: int = 256 * MIB

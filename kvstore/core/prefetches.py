@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.api import PrefetchAnswer
+from kvstore.api import NO_SESSION, PrefetchAnswer
 from kvstore.core.limits import Limits
 from kvstore.core.loads import Load, Loads
 from kvstore.core.matching import Found
+from kvstore.core.shares import Share
 from kvstore.errors import InvalidArgument, Overloaded
 from kvstore.types import MissReason
 
@@ -17,8 +18,9 @@ from kvstore.types import MissReason
 class Prefetch:
     """One prefetch: how many loads it still waits for, and until when."""
 
-    def __init__(self, number: int, *, deadline: float, tenant: str = "") -> None:
+    def __init__(self, number: int, *, deadline: float, tenant: str = "", session: int = NO_SESSION) -> None:
         self.number = number
+        self.session = session
         self.tenant = tenant
         self.deadline = deadline
         self.waiting = 0
@@ -36,13 +38,20 @@ class PrefetchTable:
         self._limits = limits
         self._new_number = new_number
         self._living: dict[int, Prefetch] = {}
+        self._share = Share("prefetches", limit=limits.session_prefetches_max)
 
     def start(
-        self, found: Found, *, deadline_seconds: float, monotonic: float, tenant: str = ""
+        self,
+        found: Found,
+        *,
+        deadline_seconds: float,
+        monotonic: float,
+        tenant: str = "",
+        session: int = NO_SESSION,
     ) -> PrefetchAnswer:
         """Queue loads for what is not resident, behind all fetches.
 
-        Errors: Overloaded at the limit; InvalidArgument on a deadline that is not positive.
+        Errors: Overloaded at the limits; InvalidArgument on a deadline that is not positive.
         """
         if not deadline_seconds > 0:
             raise InvalidArgument(f"prefetch: deadline_seconds must be positive, got {deadline_seconds}")
@@ -50,7 +59,9 @@ class PrefetchTable:
             raise Overloaded(
                 f"prefetch: {len(self._living)} are under way, the limit is {self._limits.prefetches_max}"
             )
-        prefetch = Prefetch(self._new_number(), deadline=monotonic + deadline_seconds, tenant=tenant)
+        self._share.check(session)
+        deadline = monotonic + deadline_seconds
+        prefetch = Prefetch(self._new_number(), deadline=deadline, tenant=tenant, session=session)
         resident = 0
         for item in found.items + found.side:
             mask = item.frame.resident(item.start, item.count)
@@ -61,6 +72,7 @@ class PrefetchTable:
                 )
         if prefetch.waiting:
             self._living[prefetch.number] = prefetch
+            self._share.take(session)
         number = prefetch.number if prefetch.waiting else 0
         return PrefetchAnswer(
             prefetch=number,
@@ -80,8 +92,14 @@ class PrefetchTable:
         prefetch = self._living.pop(number, None)
         if prefetch is None:
             return False
+        self._share.give(prefetch.session)
         self._loads.leave(prefetch)
         return True
+
+    def end_session(self, session: int) -> None:
+        """A client is gone: nobody waits for what it asked for."""
+        for prefetch in [p for p in self._living.values() if p.session == session]:
+            self.cancel(prefetch.number)
 
     def expire(self, monotonic: float) -> None:
         """Give up prefetches whose deadline has passed, forget those that are done."""

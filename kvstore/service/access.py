@@ -22,6 +22,8 @@ from kvstore.service.tokens import Grant, Role, Tokens
 from kvstore.types import Fingerprint
 
 TENANT_NAMESPACES_MAX = 128
+STREAMS_SHARE = -(1 << 32)
+"""The one share of all framed puts on the unix socket: such a stream does not say whose it is."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 

@@ -28,7 +28,7 @@ from kvstore.layout import Layout
 from kvstore.rpc import wire
 from kvstore.rpc.channel import CHUNK_BYTES_MAX
 from kvstore.rpc.v1 import data_pb2 as pb
-from kvstore.service.access import TRUSTED, Caller
+from kvstore.service.access import STREAMS_SHARE, TRUSTED, Caller
 from kvstore.service.durable import DurableAnswer
 from kvstore.service.landing import Announced, Landing, merged
 from kvstore.service.limits import Budget
@@ -77,7 +77,9 @@ class Framed:
             if header is None:
                 raise InvalidArgument("put: the stream ended before its header")
             with self._budget.holding(header.ByteSize()):
-                reserve, source, ack = wire.put_header_from_wire(header, session=caller.share)
+                reserve, source, ack = wire.put_header_from_wire(
+                    header, session=caller.share or STREAMS_SHARE
+                )
                 self._verbs.admit_put(reserve, caller)
                 return await self._take(requests, reserve, source, ack)
 

@@ -156,8 +156,8 @@ class Session:
         message = getattr(request, verb)
         if verb == "match":
             return {"match": self._match(message, request.request_id)}
-        if verb == "reserve":
-            return {"reserve": self._verbs.reserve(message, session=self.number, caller=self._caller)}
+        if verb in ("reserve", "prefetch"):
+            return {verb: getattr(self._verbs, verb)(message, session=self.number, caller=self._caller)}
         if verb == "commit":
             reply = self._commit(message, request.request_id)
             return None if reply is None else {"commit": reply}

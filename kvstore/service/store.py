@@ -34,6 +34,7 @@ from kvstore.settings import (
     SEGMENTS_MIN,
     EncryptionSettings,
     HostSettings,
+    ServerSettings,
     Settings,
     SsdSettings,
     has_keys,
@@ -98,7 +99,7 @@ class Store:
                 clock=clock,
                 events=events,
                 classes=ClassTable.of(settings.retention_classes(), changes=merged.decisions.changes),
-                limits=_limits(settings.ssd, capacity),
+                limits=_limits(settings.server, settings.ssd, capacity),
                 policy=POLICIES[settings.host.eviction](),
                 client_alive=lambda session: _may_write(locks, session),
                 new_number=lambda: secrets.randbits(63) | 1,
@@ -304,7 +305,15 @@ def _open_ssd(
     )
 
 
-def _limits(ssd: SsdSettings, capacity: int) -> Limits:
+def _limits(server: ServerSettings, ssd: SsdSettings, capacity: int) -> Limits:
     """Return the core's limits: it evicts before the tier has to refuse, for segments take time to go."""
     margin = min(2 * ssd.segment_bytes, capacity // 4)
-    return Limits(write_queue_bytes_max=ssd.write_queue_bytes, ssd_capacity_bytes=capacity - margin)
+    return Limits(
+        write_queue_bytes_max=ssd.write_queue_bytes,
+        ssd_capacity_bytes=capacity - margin,
+        session_leases_max=server.session_leases_max,
+        session_reservations_max=server.session_reservations_max,
+        session_reserved_share=server.session_arena_percent / 100,
+        session_loads_max=server.session_loads_max,
+        session_prefetches_max=server.session_prefetches_max,
+    )

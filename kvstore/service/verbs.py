@@ -113,7 +113,9 @@ class Verbs:
         )
         return pb.TouchReply(blocks=blocks, boot_id=self.boot_id)
 
-    def prefetch(self, message: pb.PrefetchRequest, *, caller: Caller = TRUSTED) -> pb.PrefetchReply:
+    def prefetch(
+        self, message: pb.PrefetchRequest, *, session: int = NO_SESSION, caller: Caller = TRUSTED
+    ) -> pb.PrefetchReply:
         """Promote ahead of a fetch."""
         self._admit(caller)
         answer = self.ladder.prefetch(
@@ -121,6 +123,7 @@ class Verbs:
             keys_of(message.keys, "prefetch.keys"),
             deadline_seconds=seconds_of(message.deadline_seconds, "prefetch.deadline_seconds"),
             retention_class=text_of(message.retention_class, "prefetch.retention_class"),
+            session=session or caller.share,
         )
         return wire.prefetch_answer_to_wire(answer, boot_id=self.boot_id)
 

@@ -48,6 +48,30 @@ def test_tools_without_a_session_have_no_share() -> None:
     assert not len(share)
 
 
+def test_prefetches_of_one_client_are_limited_and_end_with_it() -> None:
+    limits = Limits(session_prefetches_max=2, loads_in_flight_max=1, load_bytes=1)
+    rig = Rig()
+    keys = [rig.keys(2, salt=salt) for salt in range(4)]
+    for some in keys:
+        put(rig.ladder, rig.space, rig.root, some)
+    rig.ladder.close(deadline_seconds=0.0)
+    rig = Rig(disk=rig.disk, space=rig.space, limits=limits, manual=True)
+
+    def prefetch(some: bytes, session: int) -> int:
+        space = rig.space.fingerprint
+        return rig.ladder.prefetch(space, some, deadline_seconds=60.0, session=session).prefetch
+
+    first, _ = prefetch(keys[0], FLOOD), prefetch(keys[1], FLOOD)
+    with pytest.raises(Overloaded, match="2 prefetches of one client, 2 are held"):
+        prefetch(keys[2], FLOOD)
+    assert prefetch(keys[3], QUIET)
+    rig.ladder.cancel(first)
+    assert prefetch(keys[2], FLOOD)
+    rig.ladder.end_session(FLOOD)
+    assert rig.ladder.gauges()["kvstore_prefetches"] == 1
+    assert prefetch(keys[0], FLOOD)
+
+
 def test_sessions_take_turns() -> None:
     queue: FairQueue[str] = FairQueue()
     for item in ("a1", "a2", "a3", "b1", "c1", "c2"):

@@ -8,8 +8,9 @@ import grpc
 import pytest
 
 from kvstore.errors import InvalidArgument, Overloaded
+from kvstore.rpc import wire
 from kvstore.rpc.v1 import data_pb2 as pb
-from kvstore.types import AckTier
+from kvstore.types import AckTier, PutOutcome
 from tests.e2e import blocks
 from tests.unit.service.test_serving import KEYS, Running, open_request, place, played
 
@@ -104,3 +105,15 @@ def test_streams_of_one_connection_have_a_limit(place: Path) -> None:
         first.cancel()
 
     played(place, play, connection_streams_max=1, socket_tokens=True, tokens_file=str(tokens))
+
+
+def test_puts_of_the_unix_socket_have_one_clients_share_of_the_arena(place: Path) -> None:
+    async def play(world: Running) -> None:
+        await world.data.Open(open_request())
+        reply = await world.data.Put(blocks.put_requests(blocks.keys_of(20), ack=AckTier.HOST))
+        counts = {run.outcome: run.count for run in wire.outcomes_from_wire(reply.outcomes)}
+        assert set(counts) == {PutOutcome.STORED_HOST, PutOutcome.THROTTLED}
+        # Of 16 MiB, at 5 pages of 4 KiB a block.
+        assert 6 <= counts[PutOutcome.STORED_HOST] <= 8
+
+    played(place, play, session_arena_percent=1)
