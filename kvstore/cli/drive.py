@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.arena import ArenaHeader
 from kvstore.cli.child import ChildDaemon
 from kvstore.cli.connection import LIMITS, AddressOption, CaOption, Daemon, TokenOption, tls_of
 from kvstore.cli.drive_run import BLOCK_BYTES, Driven, Driver, distinct_blocks, trace_namespace
@@ -48,13 +47,15 @@ from kvstore.errors import InvalidArgument
 from kvstore.retention import RetentionClass
 from kvstore.told_clock import TEST_CLOCK_VARIABLE, ToldClock
 from kvstore.trace.blocks import TraceRequest
-from kvstore.trace.simulator import HALF_TICK_SECONDS, Simulator, pages_for
+from kvstore.trace.simulator import HALF_TICK_SECONDS, Simulator
 from kvstore.trace.tally import Served, Tally
-from kvstore.types import PAGE_BYTES, Tier, TtlMode
+from kvstore.types import PAGE_BYTES, Tier, TtlMode, round_up
 
 WALL_POINTS = 0.1
 """How far the two hit rates may lie apart in wall time, where the clock goes on while a request takes."""
-BLOCKS_MIN = 1024
+MIB = 1 << 20
+ARENA_SHARE, ARENA_BYTES_MIN = 1.04, 4 * MIB
+"""Of an arena a little goes to its tables and to rounding: what is asked for fits, and a few blocks more."""
 ONE_CLIENT = 1
 
 SpeedOption = Annotated[
@@ -179,24 +180,12 @@ def _own_daemon(classes: Sequence[RetentionClass], blocks: int) -> Iterator[tupl
             settings[f"classes.{held_by.name}.lowest_tier"] = str(held_by.lowest_tier)
         child = ChildDaemon(
             directory,
-            arena_bytes=_arena_bytes(max(BLOCKS_MIN, blocks)),
+            arena_bytes=max(ARENA_BYTES_MIN, round_up(int(blocks * ARENA_SHARE) * PAGE_BYTES, 2 * MIB)),
             settings=settings,
             environment={TEST_CLOCK_VARIABLE: str(directory / "clock")},
         )
         with child, Daemon(child.address) as daemon:
             yield _store(daemon), clock
-
-
-def _arena_bytes(blocks: int) -> int:
-    """Return how large an arena must be for so many blocks of a page each, and as few more as can be."""
-    pages = wanted = pages_for(blocks)
-    while (missing := wanted - pages + _first_page(pages)) > 0:
-        pages += missing
-    return pages * PAGE_BYTES
-
-
-def _first_page(pages: int) -> int:
-    return ArenaHeader.plan(pages * PAGE_BYTES, arena_id=0, boot_id=0, owner=b"").first_page
 
 
 def _store(daemon: Daemon) -> Store:
@@ -289,7 +278,8 @@ def _sheet(document: dict[str, Any]) -> Sheet:
     per_second = document["requests"] / max(1e-9, document["seconds"])
     sheet.line(
         f"{count_text(document['requests'])} requests in {duration_text(document['seconds'])} "
-        f"({count_text(per_second)} a second), {count_text(document['stored_blocks'])} blocks stored"
+        f"({count_text(per_second)} a second), {count_text(document['stored_blocks'])} blocks stored; "
+        f"room for {count_text(document['capacity_blocks'])} in host memory"
     )
     names = {
         "token_hit_rate": "hit rate, tokens",

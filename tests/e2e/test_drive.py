@@ -76,6 +76,9 @@ def test_on_the_clock_of_the_trace_every_request_hits_as_simulated(
     assert found["requests_that_differ"] == 0
     assert found["measured"] == found["simulated"]
     assert 0.02 < found["measured"]["token_hit_rate"] < 0.98
+    if "--capacity-blocks" in options:
+        options = [*options[:-1], str(found["capacity_blocks"])]
+        assert 1024 <= found["capacity_blocks"] < 2048 < found["stored_blocks"]
     assert run(["simulate", str(trace), *options, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["hit_tokens"] == found["measured"]["hit_tokens"]
 

@@ -1,20 +1,14 @@
-"""The simulator against a brute-force cache of single blocks, and against reference values of real traces."""
+"""The simulator against a brute-force cache of single blocks."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections import OrderedDict
-from pathlib import Path
 
 import pytest
 
-from kvstore.trace.requests import TraceFile, TraceRequest
+from kvstore.trace.requests import TraceRequest
 from kvstore.trace.simulator import Simulator
-from kvstore.types import TtlMode
-
-TRACES = Path(__file__).parents[4] / "shared" / "traces"
-"""Real traces lie beside a developer's checkout and are no part of it."""
 
 
 def brute_force(requests: list[TraceRequest], *, ttl_ms: float, capacity: int) -> list[int]:
@@ -68,34 +62,3 @@ def test_residency_is_integrated_to_the_millisecond() -> None:
     tally = Simulator(block_tokens=4, ttl_seconds=1.0).run(requests)
     assert tally.resident_blocks_peak == 3
     assert tally.resident_blocks_mean == pytest.approx((2 * 1.0 + 1 * 1.0) / 4.0, abs=1e-3)
-
-
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the reference traces are not beside this checkout")
-def test_a_fixed_life_counts_from_the_write_as_in_the_reference() -> None:
-    reference = json.loads((TRACES / "reference" / "agentic_cc_small.stats.json").read_text())
-    trace = TraceFile(TRACES / "agentic_cc_small.mooncake.jsonl.gz")
-    simulator = Simulator(block_tokens=trace.block_tokens, ttl_seconds=180.0, ttl_mode=TtlMode.FIXED)
-    rate = simulator.run(trace.sorted()).rates()["token_hit_rate"]
-    assert rate == pytest.approx(reference["ttl_fixed"]["180s"], abs=5e-6)
-
-
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the reference traces are not beside this checkout")
-@pytest.mark.parametrize(
-    ("name", "ttl", "capacity"),
-    [("agentic_cc_small", "inf", 0), ("agentic_cc_small", "10min", 0), ("agentic_cc_small", "inf", 4096)],
-)
-def test_reference_values_of_a_real_trace(name: str, ttl: str, capacity: int) -> None:
-    reference = json.loads((TRACES / "reference" / f"{name}.stats.json").read_text())
-    trace = TraceFile(next(TRACES.glob(f"{name}.*.jsonl.gz")))
-    seconds = {"inf": float("inf"), "10min": 600.0}[ttl]
-    tally = Simulator(block_tokens=trace.block_tokens, ttl_seconds=seconds, capacity_blocks=capacity).run(
-        trace.sorted()
-    )
-    row = reference["lru"][str(capacity)] if capacity else reference["ttl_sliding"][ttl]
-    assert tally.rates()["token_hit_rate"] == pytest.approx(row["tok"], abs=5e-6)
-    assert tally.rates()["token_hit_rate_half"] == pytest.approx(row["half"], abs=5e-6)
-    if not capacity:
-        assert tally.resident_blocks_peak == reference["resident"][ttl]["peak_blocks"]
-        assert tally.resident_blocks_mean == pytest.approx(
-            reference["resident"][ttl]["mean_blocks"], rel=1e-5
-        )
