@@ -261,9 +261,8 @@ class World:
         purge.count = self.ladder.delete(
             self.prints[space], keys, lambda count, durable: purge.heard.append((count, durable))
         )
-        # What shared a frame with them goes the same way.
-        purge.keys |= self.keys_that_left(space, MissReason.DELETED)
-        self.models[space].may_return |= purge.keys
+        # What shared a frame with them left too, but nobody asked for that: an older copy may bring it back.
+        self.models[space].may_return |= names | self.keys_that_left(space, MissReason.DELETED)
         return purge.count
 
     def _collect_purges(self) -> None:

@@ -244,9 +244,7 @@ class Recovery:
                 frame_rows = self._rows_of(handle, state, row, size_bytes)
             except (IndexUnusable, *INDEX_ERRORS) as error:
                 self._index_is_damaged |= is_damage(error)
-                log.warning(
-                    "segment is scanned, its rows are of no use segment=%016x error=%s", number, error
-                )
+                log.warning("segment is scanned, its rows are no use segment=%016x error=%s", number, error)
                 self._start_over(number, touches)
             else:
                 state.end = row.watermark

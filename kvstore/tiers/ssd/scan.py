@@ -84,11 +84,13 @@ class Scanner:
         return came == PAGE_BYTES and is_seal(self._page, segment_id=segment_id, end=end)
 
     def is_deleted(self, handle: int, *, offset: int) -> bool:
-        """Say whether a frame's header has become a tombstone.
-
-        Errors: OSError.
+        """Say whether a frame's header has become a tombstone, or cannot be read: what may have been deleted
+        must not return.
         """
-        came = read_up_to(self._fs, handle, [self._page], offset=offset)
+        try:
+            came = read_up_to(self._fs, handle, [self._page], offset=offset)
+        except OSError:
+            return True
         return came == PAGE_BYTES and is_tombstone(self._page)
 
     def pieces(self, handle: int, *, segment_id: bytes, start: int, size_bytes: int) -> Iterator[Piece]:

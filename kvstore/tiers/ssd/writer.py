@@ -98,8 +98,7 @@ class SegmentWriter:
         self._store, self._new_id, self._on_durable = store, new_id, on_durable
         self._namespaces, self._keys = namespaces, keys
         self._before_frame, self._tails = before_frame, tails
-        self.written_bytes = 0
-        self._cut_call = 0
+        self.written_bytes = self._cut_call = 0
         self._appending = threading.Lock()
         self._open: dict[str, OpenSegment] = {}
         self._header_buffer = aligned_buffer(16 * PAGE_BYTES)
