@@ -232,7 +232,8 @@ class Index:
             txn.put(place, _pack_row(row), db=self._frames)
             if row.touched_at:
                 touches = (SliceTouch.whole(row.retention_class, row.touched_at),)
-                txn.put(place, _pack_touches(row.offset, touches), db=self._touches)
+                # A start that reads a frame from its segment may know later touches of it already.
+                txn.put(place, _pack_touches(row.offset, touches), db=self._touches, overwrite=False)
         frames = len(growth.rows) + (before.frames if before is not None else 0)
         after = SegmentRow(growth.identity, growth.end, growth.sealed, frames)
         txn.put(key, _pack_segment(after), db=self._segments)

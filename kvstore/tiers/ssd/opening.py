@@ -83,3 +83,5 @@ def end_reading(fs: FileSystem, directory: DataDirectory, *, is_damaged: bool) -
             fs.unlink(directory.root / STALE_NAME)
     with suppress(FileNotFoundError):
         fs.unlink(directory.root / READING_NAME)
+    # Else power losses much later would count as starts that died.
+    fs.fsync_directory(directory.root)
