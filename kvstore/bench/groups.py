@@ -29,10 +29,13 @@ GROUPS: dict[str, Group] = {
     group.name: group
     for group in (
         Group("host", (rows.HOST_HIT, rows.HOST_HIT_VERIFIED, rows.HOST_HIT_LAYERED)),
-        Group("put", (rows.PUT,)),
+        Group("put", (rows.PUT, rows.PUT_ONE_THREAD)),
         Group("ssd", (rows.SSD_READ, rows.SSD_HIT)),
         Group("encryption", (rows.SSD_ENCRYPTED,)),
         Group("match", (rows.MATCH_600, rows.MATCH_7800)),
+        Group("clients", (rows.CLIENTS_4, rows.CLIENTS_16)),
+        Group("framed", (rows.FRAMED,)),
+        Group("prefetch", (rows.PREFETCH,)),
         Group("vllm", (rows.VLLM_WARM_HOST, rows.VLLM_LOOKUP, rows.VLLM_WARM_SSD, rows.VLLM_SAVING)),
         Group(
             "engine",

@@ -8,11 +8,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.bench import prompt, rows
 from kvstore.bench.harness import Bench, timed
-from kvstore.bench.prompt import DEADLINE_SECONDS, Prompt
+from kvstore.bench.prompt import Prompt
 from kvstore.bench.rows import Row, RowSpec
 from kvstore.cli.connection import Daemon
 from kvstore.client import Client
-from kvstore.errors import TierUnavailable
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 
@@ -41,12 +40,6 @@ def run(bench: Bench) -> Iterator[Row]:
 def _row(bench: Bench, spec: RowSpec, asked: Prompt, admin: Daemon) -> Row:
     calls = CALLS_QUICK if bench.is_quick else CALLS
 
-    def match_once() -> None:
-        match = asked.namespace.match(asked.keys, deadline_seconds=DEADLINE_SECONDS)
-        if match.blocks < asked.blocks or not match.ready:
-            raise TierUnavailable(f"match found {match.blocks} of {asked.blocks} blocks: {match.reason}")
-        asked.namespace.release(match, used=match.blocks)
-
     def mean_of(action: Callable[[], object]) -> float:
         return timed(lambda: [action() for _ in range(calls)]) / calls
 
@@ -54,7 +47,7 @@ def _row(bench: Bench, spec: RowSpec, asked: Prompt, admin: Daemon) -> Row:
     nothing = health_pb2.HealthCheckRequest()
     timings = bench.alternate(
         spec.name,
-        match=lambda: mean_of(match_once),
+        match=lambda: mean_of(asked.match_once),
         empty=lambda: mean_of(lambda: empty_rpc(nothing)),
     )
     return timings.row(spec, "match", "empty", note=f"{calls} calls a round")

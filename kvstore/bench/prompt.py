@@ -97,6 +97,16 @@ class Prompt:
             outcomes = ", ".join(f"{run.count} {run.outcome}" for run in put.outcomes) or str(put.reason)
             raise TierUnavailable(f"put of {self.blocks} blocks: {outcomes}")
 
+    def match_once(self) -> None:
+        """Match and release.
+
+        Errors: TierUnavailable when not all is resident.
+        """
+        match = self.namespace.match(self.keys, deadline_seconds=DEADLINE_SECONDS)
+        if match.blocks < self.blocks or not match.ready:
+            raise TierUnavailable(f"match found {match.blocks} of {self.blocks} blocks: {match.reason}")
+        self.namespace.release(match, used=match.blocks)
+
     def fetch(self, into: Buffers, *, verify: bool) -> Fetched:
         """Match, copy out and release; returns what came, and from where.
 

@@ -87,9 +87,15 @@ HOST_HIT_LAYERED = RowSpec(
 )
 PUT = RowSpec(
     name="put",
-    what="put 600 blocks of 114,048 B, digests taken, acknowledged on host, one copy thread",
+    what="put 600 blocks of 114,048 B, digests taken, acknowledged on host, the client's default threads",
     baseline=PLAIN_COPY,
     bar=0.8,
+)
+PUT_ONE_THREAD = RowSpec(
+    name="put_one_thread",
+    what="the same with one copy thread, which takes the digests as well",
+    baseline=PLAIN_COPY,
+    bar=None,
 )
 SSD_READ = RowSpec(
     name="ssd_read",
@@ -121,6 +127,32 @@ MATCH_7800 = RowSpec(
     what="match and release 7,800 resident blocks on the session",
     baseline=EMPTY_RPC,
     bar=4.0,
+    better=Better.LOWER,
+)
+CLIENTS_4 = RowSpec(
+    name="clients_4",
+    what="host_hit by four processes at once",
+    baseline="four processes copying the same bytes as in host_hit",
+    bar=0.9,
+)
+CLIENTS_16 = RowSpec(
+    name="clients_16",
+    what="match of 600 resident blocks among 16 client processes, its 99th percentile",
+    baseline=f"the 99th percentile of an {EMPTY_RPC}, by the same processes",
+    bar=3.0,
+    better=Better.LOWER,
+)
+FRAMED = RowSpec(
+    name="framed",
+    what="match, receive and release 64 MiB in 1 MiB pieces without mapping the arena",
+    baseline="a plain TCP socket on loopback with recv_into, the same pieces",
+    bar=0.8,
+)
+PREFETCH = RowSpec(
+    name="prefetch",
+    what="match and copy of the first block, after a prompt on SSD was prefetched while its request waited",
+    baseline="the same of a prompt that was used from host memory before",
+    bar=1.2,
     better=Better.LOWER,
 )
 
