@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvstore.cli.advice import advice_sheet
 from kvstore.cli.connection import AddressOption, CaOption, Daemon, JsonOption, TokenOption
 from kvstore.cli.forecast import HoursOption, PlotOption, forecast_sheet, plot
 from kvstore.cli.output import Sheet, bytes_text, count_text, duration_text, emit_json, plain, say, styled
@@ -227,3 +228,27 @@ def forecast(
         emit_json(document)
         return
     forecast_sheet(document).show()
+
+
+@app.command()
+def advice(
+    address: AddressOption = None,
+    as_json: JsonOption = False,
+    token: TokenOption = "",
+    tls_ca: CaOption = None,
+) -> None:
+    """Show what each class lost to expiry and to eviction, and what would have kept it.
+
+    A choice is named when it keeps nearly all that any choice would have kept
+    in the last day; --json has all of them.
+
+    Examples:
+
+      kvstore retention advice
+    """
+    with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
+        document = daemon.document("Advice", pb.AdviceRequest())
+    if as_json:
+        emit_json(document)
+        return
+    advice_sheet(document).show()

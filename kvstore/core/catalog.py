@@ -241,7 +241,17 @@ class Catalog:
             self.policy.remove(node)
         for piece in gone:
             if piece.frame.kind is FrameKind.MAIN:
-                self.ledger.note(piece.keys, reason, space=state.fingerprint)
+                self.ledger.note(
+                    piece.keys,
+                    reason,
+                    space=state.fingerprint,
+                    retention_class=node.retention_class,
+                    since=node.since,
+                    left_at=self.retention.end(node)
+                    if reason is MissReason.EXPIRED
+                    else self.retention.now(),
+                    size_bytes=piece.count * piece.frame.block_stride_bytes,
+                )
             self._leave(piece, reason)
         return sum(piece.count for piece in gone)
 

@@ -168,15 +168,18 @@ class Ladder(Administration):
             self._retention.named(request.retention_class)
         earlier = self._leases.frozen(state, request)
         if earlier is not None:
+            asked = earlier.asked
             found = Found(earlier.items, earlier.side, earlier.blocks, earlier.boundaries, earlier.reason)
         else:
             found = self._matcher.find(state, request.keys, now=now, exact_only=request.exact_only)
             self._count_lookup(state, request, found)
+            asked = self._asked.matched(state, request, found, now=now, monotonic=monotonic)
         if not found.blocks:
             return MatchAnswer(blocks=0, reason=found.reason)
         if earlier is None:
             self._touch(state, found, request.retention_class, now)
-        lease = self._leases.grant(state, request, found, earlier=earlier, monotonic=monotonic)
+        lease = self._leases.grant(state, request, found, asked=asked, earlier=earlier, monotonic=monotonic)
+        asked.tiers = lease.tiers
         if request.load:
             self._leases.load(lease)
             self._leases.listen(lease, on_progress)

@@ -8,6 +8,7 @@ import heapq
 from collections.abc import Callable, Iterator
 
 from kvstore.api import MatchAnswer, MatchRequest, Progress, TierRun
+from kvstore.core.asked import Asked, AskedFor
 from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.limits import Limits
 from kvstore.core.loads import Load, Loads
@@ -33,6 +34,7 @@ class Lease:
         side: list[Item],
         tiers: tuple[TierRun, ...],
         retention_class: str,
+        asked: Asked,
         deadline: float,
         table: LeaseTable,
     ) -> None:
@@ -47,6 +49,7 @@ class Lease:
         self.side = side
         self.tiers = tiers
         self.retention_class = retention_class
+        self.asked = asked
         self.deadline = deadline
         self.granted_at = 0.0
         self.limit = self.blocks
@@ -89,11 +92,18 @@ class LeaseTable:
     """
 
     def __init__(
-        self, catalog: Catalog, loads: Loads, limits: Limits, *, new_number: Callable[[], int]
+        self,
+        catalog: Catalog,
+        loads: Loads,
+        limits: Limits,
+        asked: AskedFor,
+        *,
+        new_number: Callable[[], int],
     ) -> None:
         self._catalog = catalog
         self._loads = loads
         self._limits = limits
+        self._asked = asked
         self._new_number = new_number
         self._leases: dict[int, Lease] = {}
         self._owners: dict[tuple[bytes, str], dict[int, Lease]] = {}
@@ -120,6 +130,7 @@ class LeaseTable:
         request: MatchRequest,
         found: Found,
         *,
+        asked: Asked,
         earlier: Lease | None,
         monotonic: float,
     ) -> Lease:
@@ -143,6 +154,7 @@ class LeaseTable:
             side=found.side,
             tiers=tier_runs(found.items),
             retention_class=name,
+            asked=asked,
             deadline=monotonic + seconds,
             table=self,
         )
@@ -259,6 +271,7 @@ class LeaseTable:
 
     def _count(self, lease: Lease, used: int, monotonic: float) -> None:
         tokens, start, deepest = lease.state.namespace.block_tokens, 0, Tier.HOST
+        lease.asked.delivered = max(lease.asked.delivered or 0, used)
         counted, lease.delivered[0] = lease.delivered[0], max(lease.delivered[0], used)
         for run in lease.tiers:
             blocks = min(start + run.count, used) - max(start, counted)
@@ -266,6 +279,7 @@ class LeaseTable:
             if blocks > 0:
                 labels = {"tier": str(run.tier), "class": lease.retention_class}
                 self._catalog.events.add("kvstore_hit_tokens_total", blocks * tokens, **labels)
+                self._asked.delivered(lease.asked, run.tier, blocks, tokens=tokens, monotonic=monotonic)
                 deepest = run.tier if run.tier is not Tier.HOST else deepest
         self._catalog.events.observe("kvstore_fetch_seconds", monotonic - lease.granted_at, tier=str(deepest))
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from kvstore.clock import Clock
+from kvstore.core.asked import AskedFor
 from kvstore.core.catalog import Catalog
 from kvstore.core.census import Census
 from kvstore.core.eviction import EvictionPolicy, ExactLru
@@ -81,7 +82,10 @@ class Wiring:
         )
         self._matcher = Matcher(self._catalog, self._limits)
         self._loads = Loads(self._catalog, self._limits)
-        self._leases = LeaseTable(self._catalog, self._loads, self._limits, new_number=new_number)
+        self._asked = AskedFor(self._catalog)
+        self._leases = LeaseTable(
+            self._catalog, self._loads, self._limits, self._asked, new_number=new_number
+        )
         self._prefetches = PrefetchTable(self._loads, self._limits, new_number=new_number)
         census = Census(self._retention, self._catalog.segments, self._catalog.partial)
         self._writeback = WriteBack(self._catalog, self._limits, ssd, census)

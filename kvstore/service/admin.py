@@ -72,6 +72,18 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         """Return what expires when."""
         return await self._answer(context, lambda: self._administrator.forecast(request))
 
+    async def HitRate(self, request: pb.HitRateRequest, context: Context) -> pb.Document:
+        """Return hit rates of the recent past."""
+        return await self._answer(context, lambda: self._administrator.hit_rate(request))
+
+    async def Advice(self, request: pb.AdviceRequest, context: Context) -> pb.Document:
+        """Return what a longer life or more room would have kept."""
+        return await self._answer(context, self._administrator.advice)
+
+    async def Why(self, request: pb.WhyRequest, context: Context) -> pb.Document:
+        """Return why a request or a block missed."""
+        return await self._answer(context, lambda: self._administrator.why(request))
+
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         """Return everything `status` prints; answers also while draining or failed."""
         document = await self._off_loop(context, lambda: self._document(self._ladder.status()))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from kvstore.core.administration import Administration
+from kvstore.core.ladder import Ladder
 from kvstore.core.sweep import HOUR_SECONDS, Amount, Forecast
 from kvstore.errors import InvalidArgument
 from kvstore.rpc.packing import text_of
 from kvstore.rpc.v1 import admin_pb2 as pb
 from kvstore.service.class_changes import ClassChanges, pause
+from kvstore.service.hit_rate import BY, HitRateDocuments
+from kvstore.service.why import Why
 
 FORECAST_HOURS, FORECAST_HOURS_MAX = 24, 24 * 92
 
@@ -22,9 +24,11 @@ class Administrator:
     Errors: InvalidArgument on what makes no sense, TierUnavailable on what cannot be made durable.
     """
 
-    def __init__(self, ladder: Administration, *, classes: ClassChanges) -> None:
+    def __init__(self, ladder: Ladder, *, classes: ClassChanges) -> None:
         self._ladder = ladder
         self._classes = classes
+        self._rates = HitRateDocuments(ladder)
+        self._why = Why(ladder)
 
     def retention(self, request: pb.RetentionRequest) -> dict[str, Any]:
         """Return the classes, or what a change of one does."""
@@ -57,6 +61,19 @@ class Administrator:
             "hours": hours,
             "classes": {name: _of_class(forecast, name) for name in names},
         }
+
+    def hit_rate(self, request: pb.HitRateRequest) -> dict[str, Any]:
+        """Return hit rates of the recent past."""
+        by = [text_of(name, "hit_rate.by") for name in request.by[: len(BY) + 1]]
+        return self._rates.hit_rate(window_seconds=request.window_seconds, by=by)
+
+    def advice(self) -> dict[str, Any]:
+        """Return what classes lost, and what would have kept it."""
+        return self._rates.advice()
+
+    def why(self, request: pb.WhyRequest) -> dict[str, Any]:
+        """Return why a request or a block missed."""
+        return self._why.document(request)
 
 
 def _of_class(forecast: Forecast, name: str) -> dict[str, Any]:

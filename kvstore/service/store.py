@@ -28,6 +28,7 @@ from kvstore.service.class_changes import (
     read_decisions,
     save_decisions,
 )
+from kvstore.service.ledger_file import LedgerFile
 from kvstore.service.listen import prepare_socket
 from kvstore.service.report import bytes_text
 from kvstore.settings import (
@@ -69,6 +70,7 @@ class Store:
     settings: Settings
     administrator: Administrator
     merged: Merged
+    ledger: LedgerFile | None
     _stack: ExitStack
 
     @staticmethod
@@ -112,6 +114,7 @@ class Store:
                 ladder=ladder,
                 administrator=Administrator(ladder, classes=classes),
                 merged=merged,
+                ledger=LedgerFile(ladder, fs=fs, root=root) if root is not None else None,
                 arena=arena,
                 locks=locks,
                 ssd=ssd,
@@ -129,6 +132,8 @@ class Store:
         if report is not None:
             fields = {"blocks": report.blocks, "frames": report.frames, "dropped": report.frames_dropped}
             _log.info("recovered", extra={**fields, "rebuilt": report.rebuilt, "seconds": report.seconds})
+            if self.ledger is not None:
+                self.ledger.load(is_new_store=not report.frames)
         self.arena.start_prefault(self._prefault_failed)
         return report
 
@@ -165,6 +170,8 @@ class Store:
         """Seal and sync the SSD tier, remove arena and lock file, let the directory go."""
         try:
             self.ladder.close(deadline_seconds=deadline_seconds)
+            if self.ledger is not None and self.ssd is not None and self.ssd.healthy().writable:
+                self.ledger.close()
         finally:
             self._stack.close()
 

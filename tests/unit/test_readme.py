@@ -78,7 +78,7 @@ def test_tables_name_nothing_that_is_gone() -> None:
 
 
 def test_every_command_is_in_the_table() -> None:
-    named = re.findall(r"^\| `kvstore (\w+)` \|", README.read_text(), re.M)
+    named = re.findall(r"^\| `kvstore ([\w-]+)` \|", README.read_text(), re.M)
     assert sorted(named) == sorted(COMMANDS)
 
 
