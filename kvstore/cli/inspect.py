@@ -141,8 +141,8 @@ def blocks(
     if sum(map(bool, (tokens, hash_prefix, keys))) != 1:
         raise InvalidArgument("inspect blocks: give one of --tokens FILE, --hash PREFIX or --keys HEX,...")
     chosen = choose_namespace(known_namespaces(address, offline, token, tls_ca), namespace)
-    wanted = _wanted_keys(chosen, tokens, keys, secret)
-    prefix = _hex(hash_prefix, "--hash")
+    wanted = wanted_keys(chosen, tokens, keys, secret)
+    prefix = hex_bytes(hash_prefix, "--hash")
     if offline is not None:
         found = _offline_blocks(offline, chosen, wanted, prefix, limit)
     else:
@@ -297,7 +297,7 @@ def choose_namespace(views: Sequence[NamespaceView], name: str) -> Namespace:
     raise InvalidArgument(f"--namespace {name}: {len(fits)} namespaces fit, give more digits: {listed}")
 
 
-def _wanted_keys(chosen: Namespace, tokens: Path | None, keys: str, secret: Path | None) -> bytes:
+def wanted_keys(chosen: Namespace, tokens: Path | None, keys: str, secret: Path | None) -> bytes:
     if tokens is not None:
         root = chain_root(chosen.fingerprint, tenant_secret=secret.read_bytes() if secret else b"")
         ids = read_tokens(sys.stdin.read() if str(tokens) == "-" else tokens.read_text(), str(tokens))
@@ -306,7 +306,7 @@ def _wanted_keys(chosen: Namespace, tokens: Path | None, keys: str, secret: Path
                 f"--tokens {tokens}: {len(ids)} tokens are no full block; one has {chosen.block_tokens}"
             )
         return block_hashes(root, ids, block_tokens=chosen.block_tokens)
-    packed = b"".join(_hex(key, "--keys") for key in keys.split(",") if key)
+    packed = b"".join(hex_bytes(key, "--keys") for key in keys.split(",") if key)
     if len(packed) % HASH_BYTES:
         raise InvalidArgument(f"--keys: hashes have {2 * HASH_BYTES} hex digits each, got {keys!r}")
     return packed
@@ -324,7 +324,7 @@ def read_tokens(text: str, name: str) -> list[int]:
         raise InvalidArgument(f"--tokens {name}: not a list of token ids: {error}") from error
 
 
-def _hex(text: str, option: str) -> bytes:
+def hex_bytes(text: str, option: str) -> bytes:
     text = text.strip().lower()
     if text and not HEX.fullmatch(text):
         raise InvalidArgument(f"{option}: an even number of hex digits is expected, got {text!r}")

@@ -42,6 +42,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "hit-rate": Entry("hit_rate", "hit_rate", "Hit rates of the recent past, and why the rest missed.", LOOK),
     "why": Entry("why", "why", "What stopped a request, and what would have saved it.", LOOK),
+    "purge": Entry("purge", "purge", "Remove a namespace, tenant, class or prefix for good.", RUN),
     "status": Entry("status", "status", "Tiers, classes, hit rates by tier, queues, health.", LOOK),
     "inspect": Entry("inspect", "app", "Namespaces, blocks and segments; also of a stopped store.", LOOK),
     "verify": Entry("verify", "verify", "Read everything again and check every digest.", JUDGE),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from kvstore.api import RunInfo
 from kvstore.core.asked import Asked
@@ -10,8 +13,9 @@ from kvstore.core.frames import Node
 from kvstore.core.hitrate import Cell, Key, summed
 from kvstore.core.ledger import Departed, LedgerImage
 from kvstore.core.oversight import Oversight
+from kvstore.core.purging import Purge, Target, below, remove_blocks, remove_runs
 from kvstore.core.report import run_info
-from kvstore.core.sweep import Comparison, Effect, Forecast, Pause, no_pause, sweep
+from kvstore.core.sweep import BATCH_NODES, Amount, Comparison, Effect, Forecast, Pause, no_pause, sweep
 from kvstore.retention import ClassTable, RetentionClass
 from kvstore.types import Fingerprint, MissReason, Tier, split_keys
 
@@ -136,3 +140,80 @@ class Administration(Oversight):
                 for node in state.nodes()
                 for piece in node.slices
             )
+
+    # Purge
+
+    def foresee_purge(self, target: Target, *, pause: Pause = no_pause) -> Amount:
+        """Count what a purge would remove now.
+
+        Errors: UnknownNamespace.
+        """
+        found = Purge()
+        with self._lock:
+            states = target.spaces(self._catalog)
+            if target.keys:
+                for node, at in below(states[0], target.keys):
+                    found.note(node, at)
+                return found.amount
+            spaces = {state.fingerprint for state in states}
+
+        def visit(node: Node) -> None:
+            if node.slices[0].frame.fingerprint in spaces and target.holds(self._catalog, node):
+                found.note(node)
+
+        sweep(self._lock, self._catalog, visit, pause=pause)
+        return found.amount
+
+    def purge(self, target: Target, *, pause: Pause = no_pause) -> Purge:
+        """Remove for good; what was meant is invisible at the return, `look_after` tells how far it is gone.
+
+        What is committed afterwards is a new write, also where its reservation is older.
+        Errors: UnknownNamespace.
+        """
+        purge = Purge()
+        with self._lock:
+            states = target.spaces(self._catalog)
+            nodes = [] if target.keys else [node for state in states for node in state.nodes()]
+        for start in range(0, len(nodes), BATCH_NODES):
+            with self._removing(purge):
+                batch = [n for n in nodes[start : start + BATCH_NODES] if n.count]
+                meant = [node for node in batch if target.holds(self._catalog, node)]
+                purge.waiting.update(node.slices[0].frame.fingerprint for node in meant)
+                self._write_again(remove_runs(self._catalog, meant, purge))
+            pause()
+        with self._removing(purge):
+            for state in states if not target.retention_class else ():
+                purge.waiting.add(state.fingerprint)
+                self._write_again(remove_blocks(self._catalog, state, target.keys or None, purge))
+            purge.refused.update(purge.waiting)
+        purge.unreachable_since = self.wall()
+        self.look_after(purge)
+        return purge
+
+    def _write_again(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._writeback.enqueue(node)
+
+    @contextmanager
+    def _removing(self, purge: Purge) -> Iterator[None]:
+        """Decide, and count what of the SSD that takes."""
+        with self._decision():
+            before = len(self._plan.delete)
+            yield
+            purge.ssd_bytes += sum(location.length_bytes for location in self._plan.delete[before:])
+        self._writes.run()
+
+    def look_after(self, purge: Purge) -> None:
+        """Bring up to date how far a purge is: what leases hold, what is being written, what is gone."""
+        with self._decision():
+            purge.look(self._catalog, self._writeback.is_writing)
+            asked, purge.refused = purge.refused, set()
+            for space in asked:
+                self._catalog.graves.wait(
+                    space,
+                    {*self._writeback.leaving(space), *self._moves.leaving(space)},
+                    deadline=self._clock.monotonic() + self._limits.write_seconds_max,
+                    done=partial(purge.heard, space),
+                )
+        if purge.gone_at is None and purge.is_durable and not (purge.leased_bytes or purge.writing_bytes):
+            purge.gone_at = self.wall()

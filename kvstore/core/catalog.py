@@ -16,7 +16,7 @@ from kvstore.core.eviction import EvictionPolicy
 from kvstore.core.frames import Frame, Node, Slice
 from kvstore.core.graves import Graves
 from kvstore.core.index import RunIndex
-from kvstore.core.ledger import DepartedLedger
+from kvstore.core.ledger import Departed, DepartedLedger
 from kvstore.core.loose import LooseIndex
 from kvstore.core.plan import Plan
 from kvstore.core.quotas import NOBODY, Quotas
@@ -92,7 +92,7 @@ class Catalog:
         """Frames on SSD of which some blocks have left the index: a restart would bring those back."""
         self.written_until = 0.0
         """The latest time of writing that a frame found at start tells."""
-        self._zombies: dict[Frame, list[tuple[int, int]]] = {}
+        self.zombies: dict[Frame, list[tuple[int, int]]] = {}
         self._condemned: dict[Frame, list[U32Array]] = {}
 
     def state(self, fingerprint: Fingerprint) -> NamespaceState:
@@ -208,7 +208,7 @@ class Catalog:
             del frame.holds[end]
         if not frame.holds:
             self._free_condemned(frame)
-            for start, count in self._zombies.pop(frame, ()):
+            for start, count in self.zombies.pop(frame, ()):
                 self.free_blocks(frame, np.arange(start, start + count))
             if frame.nodes:
                 self.shrink(frame)
@@ -239,19 +239,11 @@ class Catalog:
         gone = state.loose.truncate(node, at) if node.loose else state.runs.truncate(node, at)
         if not node.count:
             self.policy.remove(node)
+        departed = Departed(reason, node.retention_class, node.since, self.retention.left_at(node, reason))
         for piece in gone:
             if piece.frame.kind is FrameKind.MAIN:
-                self.ledger.note(
-                    piece.keys,
-                    reason,
-                    space=state.fingerprint,
-                    retention_class=node.retention_class,
-                    since=node.since,
-                    left_at=self.retention.end(node)
-                    if reason is MissReason.EXPIRED
-                    else self.retention.now(),
-                    size_bytes=piece.count * piece.frame.block_stride_bytes,
-                )
+                size = piece.count * piece.frame.block_stride_bytes
+                self.ledger.note(piece.keys, departed, space=state.fingerprint, size_bytes=size)
             self._leave(piece, reason)
         return sum(piece.count for piece in gone)
 
@@ -260,7 +252,7 @@ class Catalog:
         end = piece.start + piece.count
         held_end = min(max(piece.start, frame.held_blocks), end)
         if held_end > piece.start:
-            self._zombies.setdefault(frame, []).append((piece.start, held_end - piece.start))
+            self.zombies.setdefault(frame, []).append((piece.start, held_end - piece.start))
         self.free_blocks(frame, np.arange(held_end, end))
         if frame.location is None:
             # An acknowledgement promises all blocks of the frame; not all of them will be written now.
@@ -413,7 +405,7 @@ class Catalog:
             return
         held_end = min(max(start, frame.held_blocks), end)
         if held_end > start:
-            self._zombies.setdefault(frame, []).append((start, held_end - start))
+            self.zombies.setdefault(frame, []).append((start, held_end - start))
         if frame.resident(held_end, end - held_end).any():
             copy.host = tuple(part.cut(start, end) for part in frame.host)
             for mine, theirs in zip(frame.host, copy.host, strict=True):
@@ -424,7 +416,7 @@ class Catalog:
 
     def is_gone(self, frame: Frame, start: int, count: int) -> bool:
         """Say whether some of the blocks have left the index while somebody held them."""
-        return any(first < start + count and start < first + n for first, n in self._zombies.get(frame, ()))
+        return any(first < start + count and start < first + n for first, n in self.zombies.get(frame, ()))
 
     def _first_lost(self, node: Node, frame: Frame, *, everything: bool) -> int | None:
         offset = 0

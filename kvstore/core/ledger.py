@@ -76,27 +76,18 @@ class DepartedLedger:
     def __len__(self) -> int:
         return len(self._tags)
 
-    def note(
-        self,
-        keys: bytes,
-        reason: MissReason,
-        *,
-        space: bytes,
-        retention_class: str,
-        since: float,
-        left_at: float,
-        size_bytes: int,
-    ) -> None:
-        """Record that the blocks of a packed keys field, of so many bytes, left a namespace."""
+    def note(self, keys: bytes, departed: Departed, *, space: bytes, size_bytes: int) -> None:
+        """Record how the blocks of a packed keys field, of so many bytes, left a namespace."""
         tags = np.frombuffer(keys, np.uint64)[:: HASH_BYTES // 8] ^ _salt(space)
         places = self._places(tags)
-        code = _CODES[reason]
+        code = _CODES[departed.reason]
         self.notes += 1
         self._overwritten[places] |= (self._codes[places] != 0) & (self._tags[places] != tags)
         self._tags[places] = tags
-        row = (_whole(left_at), _whole(since), self._evicted_bytes, self._name(retention_class), code)
+        times = _whole(departed.left_at), _whole(departed.since)
+        row = (*times, self._evicted_bytes, self._name(departed.retention_class), code)
         self._rows[places] = np.array(row, _ROW)
-        if reason is MissReason.EVICTED:
+        if departed.reason is MissReason.EVICTED:
             self._evicted_bytes += size_bytes
 
     def _places(self, tags: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:

@@ -42,6 +42,16 @@ class Removal:
             self._loose(sorted(self._keys), parts=[part for part, _ in state.side_windows])
         return self._count, self._forget_copies(everything=keys is None)
 
+    def run_nodes(self, nodes: Iterable[Node]) -> tuple[int, list[Node]]:
+        """Remove whole runs and not what follows them; returns as `run` does."""
+        for node in nodes:
+            if node.count:
+                self._frames.update({piece.frame: None for piece in node.slices})
+                if not node.loose:
+                    self._keys.update(_split(node.keys))
+                self._count += self._catalog.drop(node, 0, MissReason.DELETED)
+        return self._count, self._forget_copies(everything=False)
+
     def _tree(self, node: Node, at: int) -> None:
         """Drop a node from `at` on, all below it, and the orphans that wait for any of that."""
         waiting = [(node, at)] if node.count else []

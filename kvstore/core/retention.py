@@ -8,7 +8,7 @@ from enum import Enum, auto
 from kvstore.clock import Clock
 from kvstore.core.frames import Node
 from kvstore.retention import DEFAULT_CLASS, ClassTable, RetentionClass
-from kvstore.types import TtlMode
+from kvstore.types import MissReason, TtlMode
 
 SLEW = 0.05
 """A corrected clock is followed by at most this share of the time that really passed."""
@@ -89,6 +89,10 @@ class Retention:
     def may_go(self, node: Node, now: float) -> bool:
         """Say whether a node may be removed for its age: it has expired, and no undo would show it again."""
         return now >= node.since + self.keep_seconds(node.retention_class, now)
+
+    def left_at(self, node: Node, reason: MissReason) -> float:
+        """Return since when a node that is removed is gone: what has expired was so before."""
+        return min(self.end(node), self.now()) if reason is MissReason.EXPIRED else self.now()
 
     def keep_seconds(self, name: str, now: float) -> float:
         """Return how long after its touch stored data of a class is kept."""

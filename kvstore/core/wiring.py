@@ -69,9 +69,7 @@ class Wiring:
         self._plan = Plan()
         self._news: deque[Callable[[], None]] = deque()
         self._sending = threading.Lock()
-        self._retention = Retention(
-            classes if isinstance(classes, ClassTable) else ClassTable.of(classes), SteadyWall(clock)
-        )
+        self._retention = Retention(_table(classes), SteadyWall(clock))
         self._catalog = Catalog(
             memory=host,
             policy=ExactLru() if policy is None else policy,
@@ -82,10 +80,8 @@ class Wiring:
         )
         self._matcher = Matcher(self._catalog, self._limits)
         self._loads = Loads(self._catalog, self._limits)
-        self._asked = AskedFor(self._catalog)
-        self._leases = LeaseTable(
-            self._catalog, self._loads, self._limits, self._asked, new_number=new_number
-        )
+        self._asked = asked = AskedFor(self._catalog)
+        self._leases = LeaseTable(self._catalog, self._loads, self._limits, asked, new_number=new_number)
         self._prefetches = PrefetchTable(self._loads, self._limits, new_number=new_number)
         census = Census(self._retention, self._catalog.segments, self._catalog.partial)
         self._writeback = WriteBack(self._catalog, self._limits, ssd, census)
@@ -183,3 +179,7 @@ class Wiring:
         count = key_count(keys)
         if not 1 <= count <= self._limits.keys_max:
             raise InvalidArgument(f"1..{self._limits.keys_max} keys allowed, got {count}")
+
+
+def _table(classes: ClassTable | Sequence[RetentionClass]) -> ClassTable:
+    return classes if isinstance(classes, ClassTable) else ClassTable.of(classes)

@@ -108,6 +108,10 @@ class WriteBack:
             self._leaving[victim.number] = freed
             excess -= freed
 
+    def is_writing(self, frame: Frame) -> bool:
+        """Say whether the tier has a frame at hand."""
+        return frame in self._in_flight
+
     def unlinked(self, segments: list[int]) -> None:
         """Segments are gone: the tier's count no longer includes them."""
         for segment in segments:

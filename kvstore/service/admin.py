@@ -84,6 +84,14 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         """Return why a request or a block missed."""
         return await self._answer(context, lambda: self._administrator.why(request))
 
+    async def Purge(self, request: pb.PurgeRequest, context: Context) -> pb.Document:
+        """Remove for good."""
+        return await self._answer(context, lambda: self._administrator.purge(request))
+
+    async def Receipts(self, request: pb.ReceiptsRequest, context: Context) -> pb.Document:
+        """Return the receipts of purges."""
+        return await self._answer(context, lambda: self._administrator.receipts(request))
+
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         """Return everything `status` prints; answers also while draining or failed."""
         document = await self._off_loop(context, lambda: self._document(self._ladder.status()))

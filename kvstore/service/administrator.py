@@ -12,6 +12,7 @@ from kvstore.rpc.packing import text_of
 from kvstore.rpc.v1 import admin_pb2 as pb
 from kvstore.service.class_changes import ClassChanges, pause
 from kvstore.service.hit_rate import BY, HitRateDocuments
+from kvstore.service.purges import Purges
 from kvstore.service.why import Why
 
 FORECAST_HOURS, FORECAST_HOURS_MAX = 24, 24 * 92
@@ -24,9 +25,10 @@ class Administrator:
     Errors: InvalidArgument on what makes no sense, TierUnavailable on what cannot be made durable.
     """
 
-    def __init__(self, ladder: Ladder, *, classes: ClassChanges) -> None:
+    def __init__(self, ladder: Ladder, *, classes: ClassChanges, purges: Purges) -> None:
         self._ladder = ladder
         self._classes = classes
+        self.purges = purges
         self._rates = HitRateDocuments(ladder)
         self._why = Why(ladder)
 
@@ -70,6 +72,14 @@ class Administrator:
     def advice(self) -> dict[str, Any]:
         """Return what classes lost, and what would have kept it."""
         return self._rates.advice()
+
+    def purge(self, request: pb.PurgeRequest) -> dict[str, Any]:
+        """Remove for good; returns the receipt."""
+        return self.purges.purge(request)
+
+    def receipts(self, request: pb.ReceiptsRequest) -> dict[str, Any]:
+        """Return the receipts of purges."""
+        return self.purges.receipts(text_of(request.receipt, "receipts.receipt"))
 
     def why(self, request: pb.WhyRequest) -> dict[str, Any]:
         """Return why a request or a block missed."""

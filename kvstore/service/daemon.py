@@ -29,6 +29,7 @@ TICK_SECONDS = 0.1
 PAUSE_SECONDS = 0.0005
 """Between steps of a tick: whoever waits for the lock, or for the interpreter, has it meanwhile."""
 LEDGER_SECONDS = 300.0
+RECEIPTS_SECONDS = 1.0
 EXIT_SECONDS = 5.0
 """Beyond the drain: how long closing may take before the process ends as it is."""
 EXIT_UNCLEAN = 1
@@ -82,6 +83,7 @@ class Daemon:
             await asyncio.to_thread(store.close, deadline_seconds=1.0)
             raise
         self._supervisor.every("tick", TICK_SECONDS, lambda: store.ladder.tick(pause=self._pause))
+        self._supervisor.every("receipts", RECEIPTS_SECONDS, store.administrator.purges.look_after)
         if store.ledger is not None:
             self._supervisor.every("ledger", LEDGER_SECONDS, store.ledger.save)
         self._report = Report(

@@ -30,6 +30,7 @@ from kvstore.service.class_changes import (
 )
 from kvstore.service.ledger_file import LedgerFile
 from kvstore.service.listen import prepare_socket
+from kvstore.service.purges import Purges
 from kvstore.service.report import bytes_text
 from kvstore.settings import (
     SEGMENTS_MIN,
@@ -110,9 +111,10 @@ class Store:
             classes = ClassChanges(
                 ladder, fs=fs, root=root, configured=configured, decisions=merged.decisions
             )
+            purges = Purges(ladder, fs=fs, root=root, new_id=lambda: secrets.token_hex(6))
             return Store(
                 ladder=ladder,
-                administrator=Administrator(ladder, classes=classes),
+                administrator=Administrator(ladder, classes=classes, purges=purges),
                 merged=merged,
                 ledger=LedgerFile(ladder, fs=fs, root=root) if root is not None else None,
                 arena=arena,
@@ -134,6 +136,7 @@ class Store:
             _log.info("recovered", extra={**fields, "rebuilt": report.rebuilt, "seconds": report.seconds})
             if self.ledger is not None:
                 self.ledger.load(is_new_store=not report.frames)
+            self.administrator.purges.load()
         self.arena.start_prefault(self._prefault_failed)
         return report
 

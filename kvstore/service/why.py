@@ -129,7 +129,7 @@ class Why:
 
 
 def _longer(departed: Departed, held_by: RetentionClass | None, needed: float) -> str:
-    now = f", now {span_text(held_by.ttl_seconds)}" if held_by else ""
+    now = f", now {span_text(held_by.ttl_seconds)}," if held_by else ""
     return (
         f"it was needed {span_text(needed)} after its last touch: a life of class {departed.retention_class} "
         f"longer than that{now} would have kept it"

@@ -59,7 +59,7 @@ def _check_node(node: Node) -> None:
 
 def _check_slots(ladder: Ladder, frames: dict[int, Frame]) -> None:
     catalog = ladder._catalog
-    for frame in catalog._zombies:
+    for frame in catalog.zombies:
         frames.setdefault(id(frame), frame)
     owned: Counter[int] = Counter()
     pages = 0
