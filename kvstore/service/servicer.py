@@ -173,5 +173,9 @@ class DataServicer(data_pb2_grpc.DataServicer):
     async def _framed_call(self, call: Callable[[Caller], Awaitable[R]], context: Context) -> R:
         try:
             return await call(self._caller_of(context))
+        except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            # The stream is gone and with it whoever would hear of a fault: the same as a call cancelled.
+            _log.debug("stream lost", extra={"error": repr(error)})
+            raise asyncio.CancelledError from error
         except Exception as error:
             await refuse(context, error, self._events)
