@@ -14,14 +14,17 @@ import pytest
 
 from kvstore.tiers.base import FrameLocation, Tier
 from kvstore.tiers.ssd import SsdTier
-from tests.crash.test_ssd_crash import abandon, small_ssd
+from kvstore.tiers.ssd.crypto_keys import KeyRing, KeyTable, tenant_key
+from tests.crash.test_ssd_crash import SEGMENT_BYTES, abandon
 from tests.property.history import play, some_steps
 from tests.property.world import Setting, World
 from tests.support.crash_fs import CrashFileSystem
+from tests.support.ssd import open_ssd
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 WAIT_SECONDS = 60.0
 LEFT_OUT = {"faults", "status"}
+KEYS = KeyTable({"": (tenant_key(3, b"\x33" * 32),)})
 
 
 class SsdWorld(World):
@@ -29,8 +32,9 @@ class SsdWorld(World):
 
     notes_may_be_lost = True
 
-    def __init__(self, setting: Setting, *, seed: int, directory: Path) -> None:
+    def __init__(self, setting: Setting, *, seed: int, directory: Path, encrypted: bool) -> None:
         self.directory, self.boots = directory, 0
+        self.keys = KeyRing(lambda: KEYS) if encrypted else None
         self.fs = CrashFileSystem(seed=seed)
         self.deletions: list[Future[int]] = []
         self.crashes = 0
@@ -38,7 +42,9 @@ class SsdWorld(World):
 
     def make_tier(self) -> Tier:
         self.boots += 1
-        self.ssd: SsdTier = small_ssd(self.directory, self.fs, seed=self.boots)
+        self.ssd: SsdTier = open_ssd(
+            self.directory, fs=self.fs, segment_bytes_max=SEGMENT_BYTES, seed=self.boots, keys=self.keys
+        )
         delete = self.ssd.delete
 
         def noted(frames: Sequence[FrameLocation]) -> Future[int]:
@@ -88,6 +94,7 @@ def scratch() -> Iterator[Path]:
 
 
 def run_over_ssd(directory: Path, *, seed: int, steps: int) -> SsdWorld:
+    """Every other seed is of an encrypted store."""
     rng = random.Random(seed)
     setting = Setting(
         pages=rng.choice([60, 4096]),
@@ -97,7 +104,7 @@ def run_over_ssd(directory: Path, *, seed: int, steps: int) -> SsdWorld:
         fifo=rng.random() < 0.3,
         faults=False,
     )
-    world = SsdWorld(setting, seed=seed, directory=directory)
+    world = SsdWorld(setting, seed=seed, directory=directory, encrypted=seed % 2 == 1)
     wanted = [(name, number) for name, number in some_steps(rng, steps) if name not in LEFT_OUT]
     for at in range(0, len(wanted), 40):
         play(world, wanted[at : at + 40], first=at)
@@ -109,6 +116,21 @@ def run_over_ssd(directory: Path, *, seed: int, steps: int) -> SsdWorld:
 @pytest.mark.parametrize("seed", range(3))
 def test_what_the_oracle_says_holds_over_a_disk_that_crashes(scratch: Path, seed: int) -> None:
     assert run_over_ssd(scratch, seed=seed, steps=120).crashes >= 3
+
+
+@pytest.mark.parametrize("side", ["", "checkpoint"])
+def test_encryption_changes_no_answer(scratch: Path, side: str) -> None:
+    said = []
+    for encrypted in (False, True):
+        directory = scratch / str(encrypted)
+        setting = Setting(faults=False, longest_pause=31.0, side=side, flat=bool(side))
+        world = SsdWorld(setting, seed=21, directory=directory, encrypted=encrypted)
+        steps = some_steps(random.Random(21), 120)
+        play(world, [step for step in steps if step[0] not in LEFT_OUT | {"crash"}], check_every=30)
+        world.close()
+        said.append(world.log)
+    assert len(said[0]) > 50
+    assert said[0] == said[1]
 
 
 @pytest.mark.long

@@ -17,8 +17,11 @@ def main() -> int:
         "--kills", type=int, default=1 << 30, help="end after so many; 0: the daemon lives on"
     )
     parser.add_argument("--clients", type=int, default=3)
+    parser.add_argument(
+        "--encrypted", action=argparse.BooleanOptionalAction, help="without it the seed decides"
+    )
     given = parser.parse_args()
-    with Torture(seed=given.seed, clients=given.clients) as torture:
+    with Torture(seed=given.seed, clients=given.clients, encrypted=given.encrypted) as torture:
         torture.flood(seconds=min(5.0, given.seconds / 10))
         summary = torture.run(seconds=given.seconds, kills_max=given.kills)
     for fault in summary.faults[:50]:

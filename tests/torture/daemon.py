@@ -46,6 +46,18 @@ class Vitals:
         return f"{self.descriptors} descriptors, {self.threads} threads, {self.rss_mib:.0f} MiB"
 
 
+def encryption(home: Home) -> dict[str, str]:
+    """Make a key for all tenants; returns the settings to use it."""
+    path = home.root / "keys.toml"
+    path.write_text(f'[[default]]\nid = 1\nkey = "{"5a" * 32}"\n')
+    path.chmod(0o600)
+    return {
+        "KVSTORE_ENCRYPTION__ENABLED": "true",
+        "KVSTORE_ENCRYPTION__KEY_FILE": str(path),
+        "KVSTORE_ENCRYPTION__UNLISTED_TENANTS": "default_key",
+    }
+
+
 def _is_segment(link: Path) -> bool:
     try:
         return link.readlink().suffix == ".seg"
@@ -56,8 +68,9 @@ def _is_segment(link: Path) -> bool:
 class Tormented:
     """The present daemon of a home; `faults` collects what its ends and its log should not have said."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, *, encrypted: bool) -> None:
         self.home = home
+        self._environ = SETTINGS | (encryption(home) if encrypted else {})
         self.faults: list[str] = []
         self.starts = 0
         self.slowest_start_seconds = 0.0
@@ -65,7 +78,7 @@ class Tormented:
 
     def _start(self) -> Served:
         begin = time.monotonic()
-        served = Served(self.home, environ=SETTINGS).__enter__()
+        served = Served(self.home, environ=self._environ).__enter__()
         self.starts += 1
         self.slowest_start_seconds = max(self.slowest_start_seconds, time.monotonic() - begin)
         return served
@@ -85,7 +98,7 @@ class Tormented:
 
     def start_and_kill(self, after_seconds: float) -> None:
         """Start it and kill it while it starts."""
-        environ = self.home.environ(**SETTINGS)
+        environ = self.home.environ(**self._environ)
         with subprocess.Popen(
             COMMAND, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:

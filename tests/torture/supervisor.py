@@ -17,13 +17,13 @@ from typing import Self
 
 import numpy as np
 
-from kvstore.client import Client
+from kvstore.client import Client, OpenNamespace
 from kvstore.types import HASH_BYTES, MatchMode
 from tests.e2e.served import Home
 from tests.torture.daemon import Tormented, Vitals
 from tests.torture.flood import Quiet, flood, quiet
 from tests.torture.plan import KILLS, Blow, Step, plan
-from tests.torture.workload import BLOCK_BYTES, BLOCKS, KEPT, prompt_keys, wrong_blocks
+from tests.torture.workload import BLOCK_BYTES, BLOCKS, KEPT, PURGED, prompt_keys, wrong_blocks
 
 WORKER = Path(__file__).with_name("worker.py")
 WAIT_SECONDS = 30.0
@@ -44,6 +44,9 @@ class Summary:
     counts: Counter[str] = field(default_factory=Counter)
     acked: int = 0
     lost: int = 0
+    purged: int = 0
+    returned: int = 0
+    encrypted: bool = False
     audits: int = 0
     wrong: int = 0
     faults: list[str] = field(default_factory=list)
@@ -60,7 +63,7 @@ class Summary:
     @property
     def is_clean(self) -> bool:
         """Say whether nothing was violated."""
-        return not (self.faults or self.wrong or self.lost)
+        return not (self.faults or self.wrong or self.lost or self.returned)
 
     def line(self) -> str:
         """Return everything in one line."""
@@ -71,12 +74,14 @@ class Summary:
         )
         blows = ", ".join(f"{name} {count}" for name, count in sorted(self.blows.items()))
         return (
-            f"torture seed={self.seed} seconds={self.seconds:.0f} kills={self.kills} ({blows}); "
+            f"torture seed={self.seed} encrypted={self.encrypted} seconds={self.seconds:.0f} "
+            f"kills={self.kills} ({blows}); "
             f"operations={self.counts['operations']} hits={self.counts['hits']} "
             f"hit_blocks={self.counts['hit blocks']} misses=({misses or 'none'}); "
             f"wrong_bytes={self.wrong} acknowledged_blocks={self.acked} lost_acknowledged={self.lost} "
-            f"audits={self.audits}; a quiet client alone: {self.alone}; "
-            f"while another floods: {self.flooded}; daemon at start: {self.before}; at end: {self.after}"
+            f"purged_prompts={self.purged} returned={self.returned} audits={self.audits}; "
+            f"a quiet client alone: {self.alone}; while another floods: {self.flooded}; "
+            f"daemon at start: {self.before}; at end: {self.after}"
         )
 
 
@@ -170,14 +175,18 @@ def _killed(member: subprocess.Popen[str]) -> None:
 class Torture:
     """One run; a context manager that leaves nothing behind."""
 
-    def __init__(self, *, seed: int, clients: int = 3) -> None:
-        self.summary = Summary(seed)
-        self._home = Home()
+    def __init__(self, *, seed: int, clients: int = 3, encrypted: bool | None = None) -> None:
+        """`encrypted` None: as the seed decides."""
         self._dice = random.Random(seed)
+        encrypted = self._dice.random() < 0.5 if encrypted is None else encrypted
+        self.summary = Summary(seed, encrypted=encrypted)
+        self._home = Home()
+        self._purged: dict[int, int] = {}
+        self._fresh_purges: set[int] = set()
         self._acked: dict[int, int] = {}
         self._fresh: set[int] = set()
         self._worked = 0
-        self._daemon = Tormented(self._home)
+        self._daemon = Tormented(self._home, encrypted=encrypted)
         self._crew = Crew(self._home, size=clients, seed=seed)
 
     def __enter__(self) -> Self:
@@ -265,6 +274,11 @@ class Torture:
                 if depth > self._acked.get(number, 0):
                     self._acked[number] = depth
                     self._fresh.add(number)
+            elif word == "purged":
+                number, first = map(int, rest.split())
+                self._purged[number] = first
+                self._fresh_purges.add(number)
+                self.summary.purged += 1
             else:
                 self.summary.wrong += word == "wrong"
                 self.summary.faults.append(line)
@@ -286,7 +300,23 @@ class Torture:
                 found = namespace.match(keys, mode=MatchMode.PROBE, deadline_seconds=WAIT_SECONDS)
                 if found.blocks < depth:
                     self._lose(number, depth, found.blocks, str(found.reason))
+            self._audit_purges(client.open(PURGED), sample=sample)
         self.summary.audits += 1
+
+    def _audit_purges(self, namespace: OpenNamespace, *, sample: int) -> None:
+        """Is what was deleted away, whatever was being written when."""
+        older = sorted(self._purged.keys() - self._fresh_purges)
+        asked = [*self._fresh_purges, *self._dice.sample(older, min(sample, len(older)))]
+        self._fresh_purges.clear()
+        for number in asked:
+            keys, first = prompt_keys(namespace, number), self._purged[number]
+            found = namespace.match(keys, mode=MatchMode.PROBE, deadline_seconds=WAIT_SECONDS)
+            if found.blocks > first:
+                self.summary.returned += 1
+                self.summary.faults.append(
+                    f"returned: prompt {number}: deleted from block {first} on, {found.blocks} there; "
+                    f"blows so far {dict(self.summary.blows)}"
+                )
 
     def _lose(self, number: int, promised: int, found: int, reason: str) -> None:
         self.summary.lost += promised - found
@@ -309,7 +339,7 @@ class Torture:
         daemon.end(signal.SIGKILL)
         summary.blows[Blow.KILL_QUIET] += 1
         daemon.start()
-        self._audit(sample=len(self._acked))
+        self._audit(sample=len(self._acked) + len(self._purged))
         self._read_all()
         summary.acked = sum(self._acked.values())
         daemon.end(signal.SIGTERM)

@@ -1,11 +1,13 @@
 """One client process of the torture: random verbs, every byte checked, acknowledgements noted in a journal.
 
 Lines of the journal go out with one write each, so that a killed client leaves no false ones:
-`acked PROMPT BLOCKS` after STORED_SSD, `wrong ...` and `raised ...` for what must not be.
+`acked PROMPT BLOCKS` after STORED_SSD, `purged PROMPT BLOCK` after a delete, `wrong ...` and `raised ...` for
+what must not be.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -29,6 +31,8 @@ from tests.torture.workload import (
     BLOCKS,
     KEPT,
     LOOSE,
+    PURGED,
+    SHARED_BLOCKS,
     WINDOW,
     blocks_of,
     prompt_keys,
@@ -84,6 +88,7 @@ class Thread(threading.Thread):
     def __init__(self, client: Client, journal: Journal, *, seed: int, started: float) -> None:
         super().__init__()
         self._kept, self._loose = client.open(KEPT), client.open(LOOSE)
+        self._purged, self._purges = client.open(PURGED), itertools.count(seed * 1_000_000)
         self._journal = journal
         self._dice = random.Random(seed)
         self._began = started
@@ -101,9 +106,10 @@ class Thread(threading.Thread):
             self._reserve,
             self._loosely,
             self._prefetch,
+            self._purge,
         ]
         while not self.over.is_set():
-            verb = self._dice.choices(verbs, [35, 35, 8, 6, 4, 8, 4])[0]
+            verb = self._dice.choices(verbs, [35, 35, 8, 6, 4, 8, 4, 6])[0]
             try:
                 verb()
             except Exception as error:
@@ -181,6 +187,24 @@ class Thread(threading.Thread):
                 self._loose.delete(keys[-HASH_BYTES:], deadline_seconds=1.0)
             except ABSENT:
                 self._counts["delete not possible"] += 1
+
+    def _purge(self) -> None:
+        """Store a prompt that nobody else stores, and delete it from some block on, perhaps while it is being
+        written.
+        """
+        number = next(self._purges)
+        keys, first = prompt_keys(self._purged, number), self._dice.randrange(SHARED_BLOCKS, BLOCKS)
+        ack = self._dice.choice([AckTier.HOST, AckTier.SSD])
+        put = self._purged.put(self._purged.root, keys, blocks_of(keys), ack=ack, deadline_seconds=1.0)
+        self._miss("put", put.reason)
+        if put.reason is not None:
+            return  # who knows what of it still comes
+        try:
+            self._purged.delete(keys[HASH_BYTES * first :][:HASH_BYTES], deadline_seconds=5.0)
+        except ABSENT:
+            self._counts["purge not answered"] += 1
+        else:
+            self._journal.line(f"purged {number} {first}")
 
     def _prefetch(self) -> None:
         _, keys = self._prompt(self._kept)

@@ -22,6 +22,8 @@ KEPT = Namespace(model="torture", weights="kept", layout=LAYOUT, block_tokens=16
 """Nobody deletes here: what was acknowledged on SSD must be there for good."""
 LOOSE = Namespace(model="torture", weights="loose", layout=LAYOUT, block_tokens=16)
 """Here blocks are deleted, forgotten and put by short-lived classes."""
+PURGED = Namespace(model="torture", weights="purged", layout=LAYOUT, block_tokens=16)
+"""Here prompts are put once and deleted: what was answered stays away."""
 _WORDS = np.arange((BLOCK_BYTES + 7) // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
