@@ -20,18 +20,25 @@ from google.protobuf.message_factory import GetMessageClass
 
 EXTRAS = ("lmdb", "pydantic", "typer", "rich", "prometheus_client", "torch", "transformers", "grpc_health")
 PARTS = ("kvstore.rpc", "kvstore.client")
+# What runs in an engine's environment besides the client.
+ENGINE_SIDE = (
+    "engine_adapters.doctor",
+    "kvstore.testing.adapter_suite.process",
+    "kvstore.testing.adapter_suite.toy",
+)
 NOT_BASE = ("kvstore.settings", "kvstore.log", "kvstore.metrics")
 NESTING_MAX = 4
 
 
 def import_everything() -> list[str]:
-    """Import the foundation, rpc and client; return the names of the modules."""
+    """Import the foundation, rpc, client and what an engine runs; return the names of the modules."""
     foundation = importlib.import_module("kvstore")
     modules = [module for module in pkgutil.iter_modules(foundation.__path__, "kvstore.") if not module.ispkg]
     names = [module.name for module in modules if module.name not in NOT_BASE]
     for part in PARTS:
         package = importlib.import_module(part)
         names += [part, *(module.name for module in pkgutil.walk_packages(package.__path__, f"{part}."))]
+    names += ENGINE_SIDE
     for name in names:
         importlib.import_module(name)
     return names

@@ -8,36 +8,18 @@ import pytest
 
 from kvstore.testing.adapter_suite import AdapterSuite, Engine, Sizes
 from kvstore.testing.adapter_suite.process import Nursery
-from kvstore.testing.adapter_suite.toy import VOCABULARY, ToyEngine
+from kvstore.testing.adapter_suite.toy import VOCABULARY
 
 
-@pytest.mark.slow
-class TestToyEngineOfTwoRanks(AdapterSuite):
-    sizes = Sizes(
-        vocabulary=VOCABULARY, prompt_tokens=100, block_tokens=16, full_hit_tokens=96, arena_bytes=16 << 20
-    )
-    ranks = 2
+class InProcesses(AdapterSuite):
+    """Engines forked by a nursery."""
 
-    @classmethod
-    def start_engine(cls, address: str | None, *, patience_seconds: float, other_model: bool) -> Engine:
-        weights = "v2" if other_model else "v1"
-        return ToyEngine(address, patience_seconds=patience_seconds, weights=weights, ranks=cls.ranks)
-
-
-class TestTransformers(AdapterSuite):
-    sizes = Sizes(
-        vocabulary=500,
-        prompt_tokens=100,
-        block_tokens=16,
-        full_hit_tokens=80,
-        arena_bytes=16 << 20,
-    )
-    model = "tiny"
+    command: tuple[str, ...]
     nursery: Nursery
 
     @classmethod
     def setup_class(cls) -> None:
-        cls.nursery = Nursery([sys.executable, "-m", "tests.e2e.transformers_engine", cls.model])
+        cls.nursery = Nursery([sys.executable, "-m", *cls.command])
 
     @classmethod
     def teardown_class(cls) -> None:
@@ -56,10 +38,32 @@ class TestTransformers(AdapterSuite):
 
 
 @pytest.mark.slow
+class TestToyEngineOfTwoRanks(InProcesses):
+    """A process for each rank."""
+
+    sizes = Sizes(
+        vocabulary=VOCABULARY, prompt_tokens=100, block_tokens=16, full_hit_tokens=96, arena_bytes=16 << 20
+    )
+    command = ("tests.e2e.toy_ranks",)
+    ranks = 2
+
+
+class TestTransformers(InProcesses):
+    """A model with random weights."""
+
+    sizes = Sizes(
+        vocabulary=500, prompt_tokens=100, block_tokens=16, full_hit_tokens=80, arena_bytes=16 << 20
+    )
+    command = ("tests.e2e.transformers_engine", "tiny")
+
+
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(420)  # the first run on a machine converts the model
-class TestTransformersWithSmolLM2(TestTransformers):
+class TestTransformersWithSmolLM2(InProcesses):
+    """A real model."""
+
     sizes = Sizes(
         vocabulary=49_000, prompt_tokens=200, block_tokens=64, full_hit_tokens=128, arena_bytes=64 << 20
     )
-    model = "smollm2"
+    command = ("tests.e2e.transformers_engine", "smollm2")

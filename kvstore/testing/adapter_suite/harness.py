@@ -55,7 +55,7 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Cancellable(Protocol):
+class Cancellable(Engine, Protocol):
     """An engine whose request can be given up while it runs."""
 
     def cancel(self) -> None:

@@ -12,11 +12,12 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from kvstore.testing.adapter_suite.harness import Answer, Cancelled, Engine
+from kvstore.testing.adapter_suite.harness import Answer, Cancellable, Cancelled, Engine
 
 CLOSE_SECONDS = 10.0
 Job = Mapping[str, Any]
@@ -126,37 +127,48 @@ def nurse(control: socket.socket, open_engine: Callable[[Job], Engine]) -> None:
 def serve(connection: socket.socket, open_engine: Callable[[Job], Engine]) -> None:
     """Start the engine of the job that comes first, and let it answer until the other end closes.
 
-    SIGINT raises KeyboardInterrupt inside `generate`, and does nothing at other times.
+    SIGINT calls the engine's `cancel`, on a thread; an engine without one gets a KeyboardInterrupt inside its
+    `generate`, and nothing at other times.
     """
     lines = connection.makefile("rw")
-    engine: Engine | None = None
-    is_busy = False
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if is_busy:
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupt)
+    host = _Host(open_engine)
+    signal.signal(signal.SIGINT, host.interrupt)
     for line in lines:
-        request = json.loads(line)
-        reply: dict[str, Any] = {}
         try:
-            if engine is None:
-                engine = open_engine(request)
-                reply = {"pid": os.getpid()}
-            elif "forget" in request:
-                engine.forget()
-            else:
-                is_busy = True
-                answer = engine.generate(request["prompt"], request["new_tokens"])
-                is_busy = False
-                reply = {"ids": answer.ids, "hit_tokens": dict(answer.hit_tokens), "reasons": answer.reasons}
+            reply = host.answer(json.loads(line))
         except (KeyboardInterrupt, Cancelled):
             reply = {"cancelled": True}
         except Exception as error:
             reply = {"error": repr(error)}
-        is_busy = False
+        host.is_busy = False
         lines.write(json.dumps(reply) + "\n")
         lines.flush()
-    if engine is not None:
-        engine.close()
+    if host.engine is not None:
+        host.engine.close()
+
+
+class _Host:
+    """The engine of this process, once the first request has brought its job."""
+
+    def __init__(self, open_engine: Callable[[Job], Engine]) -> None:
+        self.engine: Engine | None = None
+        self.is_busy = False
+        self._open_engine = open_engine
+
+    def answer(self, request: Job) -> dict[str, Any]:
+        if self.engine is None:
+            self.engine = self._open_engine(request)
+            return {"pid": os.getpid()}
+        if "forget" in request:
+            self.engine.forget()
+            return {}
+        self.is_busy = True
+        answer = self.engine.generate(request["prompt"], request["new_tokens"])
+        self.is_busy = False
+        return {"ids": answer.ids, "hit_tokens": dict(answer.hit_tokens), "reasons": answer.reasons}
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        if isinstance(self.engine, Cancellable):
+            threading.Thread(target=self.engine.cancel).start()
+        elif self.is_busy:
+            raise KeyboardInterrupt

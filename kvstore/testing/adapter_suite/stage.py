@@ -27,7 +27,8 @@ class Sizes:
     `full_hit_tokens` is what a prompt of `prompt_tokens` hits at most: full blocks, less what the adapter
     leaves to compute. Engines are started with `patience_seconds`, the wait for the store that their
     adapter is told to allow; where a fault lasts, with `short_patience_seconds`. Nothing judges speed: an
-    answer may take `answer_seconds_max`, and what is given back `settle_seconds`.
+    answer, or a client's way back to its daemon, may take `answer_seconds_max`, and giving back what is held
+    `settle_seconds`.
     """
 
     vocabulary: int
@@ -173,4 +174,4 @@ class Stage:
             answer = self.ask(engine, name)
             return answer if answer.hit == self.sizes.full_hit_tokens else None
 
-        return eventually(hit, f"{name} hits again", seconds=self.sizes.settle_seconds)
+        return eventually(hit, f"{name} hits again", seconds=self.sizes.answer_seconds_max)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import select
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,16 @@ import numpy.typing as npt
 import xxhash
 
 from kvstore.api import PartBlocks, TierRun
-from kvstore.client import Client, Fetched, Match, OpenNamespace, Put, Ticket
+from kvstore.client import Client, Match
+from kvstore.hashing import block_hashes, chain_root
 from kvstore.layout import CacheGroup, Layout, Part, Segment
 from kvstore.namespace import Namespace
 from kvstore.testing.adapter_suite.harness import Answer, Cancelled
-from kvstore.types import HASH_BYTES, BlockHash, ReleaseOutcome, key_at
+from kvstore.types import HASH_BYTES, BlockHash, MissReason, ReleaseOutcome, key_at
 
 VOCABULARY = 1 << 16
 STATE_BYTES = 64
+LOADS_MAX = 8
 Kv = npt.NDArray[np.uint8]
 """[tokens, STATE_BYTES]; the last row is what the next token's depends on."""
 _requests = itertools.count()
@@ -51,40 +54,75 @@ class ToyModel:
         return xxhash.xxh3_64_intdigest(np.ascontiguousarray(kv).data) % VOCABULARY
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a rank's match found."""
+
+    blocks: int
+    reason: MissReason | None
+    tiers: tuple[TierRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a rank's fetch brought: the first `good` rows are right."""
+
+    good: int
+    reason: MissReason | None
+    rows: Kv
+
+
 class ToyRank:
-    """One rank's adapter: its shard of every block, in a client of its own."""
+    """One rank's adapter: its shard of every block, in a client of its own.
 
-    def __init__(self, client: Client, namespace: Namespace, rank: int, patience_seconds: float) -> None:
-        self.client = client
-        self.patience_seconds = patience_seconds
-        self.part = namespace.layout.parts[rank]
-        self.space: OpenNamespace = client.open(namespace)
+    What goes in and out can be sent: a rank may live in a process of its own.
+    """
 
-    def match(self, keys: bytes, owner: str) -> Match:
+    def __init__(
+        self, address: str, namespace: Namespace, *, rank: int, patience_seconds: float, verify: bool = True
+    ) -> None:
+        self._client = Client(address)
+        self._space = self._client.open(namespace)
+        self._part = namespace.layout.parts[rank]
+        self._patience_seconds = patience_seconds
+        self._verify = verify
+        self._matches: dict[str, Match] = {}
+
+    def match(self, keys: bytes, owner: str) -> Found:
         """Ask what is there: the same answer for all ranks of a request, as long as its leases live."""
-        wait = self.patience_seconds
-        return self.space.match(keys, owner=owner, parts=[self.part.index], deadline_seconds=wait)
+        wait, parts = self._patience_seconds, [self._part.index]
+        match = self._space.match(keys, owner=owner, parts=parts, deadline_seconds=wait)
+        self._matches[owner] = match
+        return Found(match.blocks, match.reason, match.tiers)
 
-    def fetch(self, match: Match, into: Kv, blocks: int) -> Ticket[Fetched]:
-        """Bring this rank's share of the first `blocks` blocks; fewer rows may be right than were matched."""
-        return self.space.submit_fetch(match, into, blocks=blocks, deadline_seconds=self.patience_seconds)
+    def load(self, owner: str, blocks: int) -> Loaded:
+        """Bring this rank's share of the first `blocks` blocks."""
+        # Memory is not left as it was found: what did not come must not look right by chance.
+        rows = np.full((blocks, self._part.bytes_max), 0xEE, np.uint8)
+        match, wait = self._matches[owner], self._patience_seconds
+        fetched = self._space.fetch(match, rows, blocks=blocks, deadline_seconds=wait, verify=self._verify)
+        return Loaded(fetched.blocks, fetched.reason, rows)
 
-    def release(self, match: Match, used: int) -> None:
+    def release(self, owner: str, used: int) -> None:
         """Give the lease back and say what was used: this is what counts as a hit."""
         outcome = ReleaseOutcome.USED if used else ReleaseOutcome.UNUSED
-        self.space.release(match, used=used, outcome=outcome)
+        self._space.release(self._matches.pop(owner), used=used, outcome=outcome)
 
-    def put(self, parent: BlockHash, keys: bytes, rows: Kv, put_id: bytes) -> Put:
+    def put(self, parent: BlockHash, keys: bytes, rows: Kv, put_id: bytes) -> MissReason | None:
         """Bring this rank's share of new blocks; they are visible once all ranks have brought theirs."""
-        parts = [PartBlocks(self.part.index, 0, len(rows))]
-        wait = self.patience_seconds
-        return self.space.put(parent, keys, rows, put_id=put_id, parts=parts, deadline_seconds=wait)
+        wait, parts = self._patience_seconds, [PartBlocks(self._part.index, 0, len(rows))]
+        put = self._space.put(parent, keys, rows, put_id=put_id, parts=parts, deadline_seconds=wait)
+        return put.reason
+
+    def close(self) -> None:
+        """Disconnect; a fetch that runs ends."""
+        self._client.close()
 
 
 class ToyEngine:
     """One request at a time; `address` None is an engine without a store."""
 
-    rank_kind: type[ToyRank] = ToyRank
+    rank_kind: Callable[..., ToyRank] = ToyRank
 
     def __init__(
         self,
@@ -97,11 +135,19 @@ class ToyEngine:
     ) -> None:
         self.model = ToyModel(weights)
         self.namespace = self.named(weights, layout_of(ranks, block_tokens), block_tokens)
+        self.root = chain_root(self.namespace.fingerprint)
         self.ranks = [
-            self.rank_kind(Client(address), self.namespace, rank, patience_seconds)
+            self.start_rank(address, rank=rank, patience_seconds=patience_seconds)
             for rank in range(ranks if address else 0)
+            if address
         ]
-        self._given_up = Ticket[None]()
+        # More than the ranks: a load that was given up may still run.
+        self._threads = ThreadPoolExecutor(LOADS_MAX)
+        self._given_up: Future[None] = Future()
+
+    def start_rank(self, address: str, *, rank: int, patience_seconds: float) -> ToyRank:
+        """Start a rank, here in this process."""
+        return self.rank_kind(address, self.namespace, rank=rank, patience_seconds=patience_seconds)
 
     def named(self, weights: str, layout: Layout, block_tokens: int) -> Namespace:
         """Return the name of this model's bytes: the weights are part of it."""
@@ -109,7 +155,7 @@ class ToyEngine:
 
     def generate(self, prompt: Sequence[int], new_tokens: int) -> Answer:
         """Answer greedily: resume from the store, compute the rest, save what is new."""
-        self._given_up = Ticket[None]()
+        self._given_up = Future()
         kv, hit_tokens, reasons = self.resume(prompt)
         known = len(kv) // self.namespace.block_tokens
         kv = self.model.extend(kv, prompt[len(kv) :])
@@ -127,42 +173,38 @@ class ToyEngine:
         usable = (len(prompt) - 1) // size
         if not self.ranks or not usable:
             return np.empty((0, STATE_BYTES), np.uint8), {}, ()
-        keys = self.ranks[0].space.hashes(prompt[: usable * size])
+        keys = block_hashes(self.root, prompt[: usable * size], block_tokens=size)
         owner = f"{os.getpid()}-{next(_requests)}"
-        matches = [rank.match(keys, owner) for rank in self.ranks]
-        blocks = min(match.blocks for match in matches)
-        shards = [np.empty((blocks, rank.part.bytes_max), np.uint8) for rank in self.ranks]
+        found = [rank.match(keys, owner) for rank in self.ranks]
+        blocks = min(match.blocks for match in found)
         good = 0
         try:
-            fetched = self.fetched(
-                rank.fetch(match, shard, blocks)
-                for rank, match, shard in zip(self.ranks, matches, shards, strict=True)
-            )
-            good = self.agreed(fetched)
+            loads = [self._threads.submit(rank.load, owner, blocks) for rank in self.ranks]
+            loaded = self._loaded(loads)
+            good = self.agreed(loaded)
         finally:
-            for rank, match in zip(self.ranks, matches, strict=True):
-                rank.release(match, good)
-        why = [match.reason for match in matches] + [result.reason for result in fetched]
+            for rank in self.ranks:
+                rank.release(owner, good)
+        why = [match.reason for match in found] + [load.reason for load in loaded]
         reasons = {str(reason) for reason in why if reason and good < usable}
-        kv = joined([shard[:good] for shard in shards], size)
-        return kv, tokens_by_tier(matches[0].tiers, good, size), tuple(sorted(reasons))
+        kv = joined([load.rows[:good] for load in loaded], size)
+        return kv, tokens_by_tier(found[0].tiers, good, size), tuple(sorted(reasons))
 
-    def fetched(self, tickets: Iterable[Ticket[Fetched]]) -> list[Fetched]:
+    def _loaded(self, loads: Sequence[Future[Loaded]]) -> list[Loaded]:
         """Wait for all ranks, or until the request is given up.
 
-        Errors: Cancelled; the buffers belong to the fetches until they have ended.
+        Errors: Cancelled; loads that run end by themselves.
         """
-        results = []
-        for ticket in list(tickets):
-            select.select([ticket.fileno(), self._given_up.fileno()], [], [])
-            if self._given_up.poll():
+        for load in loads:
+            either: tuple[Future[Any], ...] = (load, self._given_up)
+            wait(either, return_when=FIRST_COMPLETED)
+            if self._given_up.done():
                 raise Cancelled
-            results.append(ticket.result())
-        return results
+        return [load.result() for load in loads]
 
-    def agreed(self, fetched: Sequence[Fetched]) -> int:
+    def agreed(self, loaded: Sequence[Loaded]) -> int:
         """Return how many blocks all ranks have: a block that one of them lacks is no block."""
-        return min(result.blocks for result in fetched)
+        return min(load.good for load in loaded)
 
     def save(self, tokens: Sequence[int], kv: Kv, known: int) -> None:
         """Put the full blocks behind the `known` ones."""
@@ -170,8 +212,8 @@ class ToyEngine:
         count = len(kv) // size - known
         if not self.ranks or count < 1:
             return
-        keys = self.ranks[0].space.hashes(tokens[: (known + count) * size])
-        parent = key_at(keys, known - 1) if known else self.ranks[0].space.root
+        keys = block_hashes(self.root, tokens[: (known + count) * size], block_tokens=size)
+        parent = key_at(keys, known - 1) if known else self.root
         shards = split(kv[known * size : (known + count) * size], len(self.ranks), size)
         put_id = os.urandom(16)  # the same for all ranks: it joins their shares
         for rank, shard in zip(self.ranks, shards, strict=True):
@@ -179,7 +221,7 @@ class ToyEngine:
 
     def cancel(self) -> None:
         """Give up the request that runs."""
-        self._given_up.resolve(None)
+        self._given_up.set_result(None)
 
     def forget(self) -> None:
         """Nothing: puts are waited for, and no prompt is kept."""
@@ -187,7 +229,8 @@ class ToyEngine:
     def close(self) -> None:
         """Disconnect."""
         for rank in self.ranks:
-            rank.client.close()
+            rank.close()
+        self._threads.shutdown()
 
 
 def tokens_by_tier(tiers: Sequence[TierRun], blocks: int, block_tokens: int) -> dict[str, int]:

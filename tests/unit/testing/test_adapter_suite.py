@@ -7,20 +7,20 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvstore.client import Client, Fetched, Match, Put, Ticket
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 from kvstore.testing.adapter_suite import AdapterSuite, Engine, Sizes
 from kvstore.testing.adapter_suite.daemon import TriedDaemon
 from kvstore.testing.adapter_suite.harness import Answer
 from kvstore.testing.adapter_suite.stage import Stage
-from kvstore.testing.adapter_suite.toy import VOCABULARY, Kv, ToyEngine, ToyRank
+from kvstore.testing.adapter_suite.toy import VOCABULARY, Found, Kv, Loaded, ToyEngine, ToyRank
 from kvstore.types import BlockHash, MissReason
 
 SIZES = Sizes(
@@ -51,8 +51,8 @@ class Boasts(ToyEngine):
     """Reports what was matched as hits; to the daemon it says that it used nothing."""
 
     class Rank(ToyRank):
-        def release(self, match: Match, used: int) -> None:
-            super().release(match, 0)
+        def release(self, owner: str, used: int) -> None:
+            super().release(owner, 0)
 
     rank_kind = Rank
 
@@ -83,15 +83,14 @@ class FailsWithTheStore(ToyEngine):
     """Lets the store's absence fail a request."""
 
     class Rank(ToyRank):
-        def match(self, keys: bytes, owner: str) -> Match:
-            match = super().match(keys, owner)
-            fail(match.reason)
-            return match
+        def match(self, keys: bytes, owner: str) -> Found:
+            found = super().match(keys, owner)
+            fail(found.reason)
+            return found
 
-        def put(self, parent: BlockHash, keys: bytes, rows: Kv, put_id: bytes) -> Put:
-            put = super().put(parent, keys, rows, put_id)
-            fail(put.reason)
-            return put
+        def put(self, parent: BlockHash, keys: bytes, rows: Kv, put_id: bytes) -> MissReason | None:
+            fail(super().put(parent, keys, rows, put_id))
+            return None
 
     rank_kind = Rank
 
@@ -104,46 +103,28 @@ def fail(reason: MissReason | None) -> None:
 class ChecksNothing(ToyEngine):
     """Turns the digests off."""
 
-    class Rank(ToyRank):
-        def fetch(self, match: Match, into: Kv, blocks: int) -> Ticket[Fetched]:
-            wait = self.patience_seconds
-            return self.space.submit_fetch(match, into, blocks=blocks, deadline_seconds=wait, verify=False)
-
-    rank_kind = Rank
+    rank_kind = partial(ToyRank, verify=False)
 
 
 class TrustsThePlan(ToyEngine):
     """Takes what was matched for what came."""
 
-    class Rank(ToyRank):
-        planned = 0
-
-        def fetch(self, match: Match, into: Kv, blocks: int) -> Ticket[Fetched]:
-            self.planned = blocks
-            into.fill(0xEE)  # else memory that this process used before may hold the right bytes by chance
-            return super().fetch(match, into, blocks)
-
-    rank_kind = Rank
-
-    def agreed(self, fetched: Sequence[Fetched]) -> int:
-        return max(rank.planned for rank in self.ranks if isinstance(rank, self.Rank))
+    def agreed(self, loaded: Sequence[Loaded]) -> int:
+        return max(len(load.rows) for load in loaded)
 
 
 class WaitsForever(ToyEngine):
     """Has no deadlines."""
 
-    class Rank(ToyRank):
-        def __init__(self, client: Client, namespace: Namespace, rank: int, patience_seconds: float) -> None:
-            super().__init__(client, namespace, rank, 3600.0)
-
-    rank_kind = Rank
+    def start_rank(self, address: str, *, rank: int, patience_seconds: float) -> ToyRank:
+        return super().start_rank(address, rank=rank, patience_seconds=3600.0)
 
 
 class NeverReleases(ToyEngine):
     """Leaves its leases to their deadlines."""
 
     class Rank(ToyRank):
-        def release(self, match: Match, used: int) -> None:
+        def release(self, owner: str, used: int) -> None:
             pass
 
     rank_kind = Rank
@@ -153,11 +134,11 @@ class PutsForOthers(ToyEngine):
     """Its first rank brings all parts of a block, though it has one of them."""
 
     class Rank(ToyRank):
-        def put(self, parent: BlockHash, keys: bytes, rows: Kv, put_id: bytes) -> Put:
-            if self.part.index:
+        def put(self, parent: BlockHash, keys: bytes, rows: Kv, put_id: bytes) -> MissReason | None:
+            if self._part.index:
                 return super().put(parent, keys, rows, put_id)
             everybody = {0: rows, 1: np.zeros_like(rows)}
-            return self.space.put(parent, keys, everybody, put_id=put_id, deadline_seconds=1.0)
+            return self._space.put(parent, keys, everybody, put_id=put_id, deadline_seconds=1.0).reason
 
     rank_kind = Rank
 
@@ -165,8 +146,8 @@ class PutsForOthers(ToyEngine):
 class EachForItself(ToyEngine):
     """Believes the rank that has most."""
 
-    def agreed(self, fetched: Sequence[Fetched]) -> int:
-        return max(result.blocks for result in fetched)
+    def agreed(self, loaded: Sequence[Loaded]) -> int:
+        return max(load.good for load in loaded)
 
 
 FRESH = AdapterSuite.test_a_fresh_process_hits_and_counts_what_was_delivered
