@@ -181,7 +181,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         )
         self._facts = facts
         self._worker = WorkerSide(
-            Client(self._options.address or None),
+            Client(self._options.address or None, limits=self._options.limits),
             self._options,
             rows,
             shard=facts.shard,
@@ -244,7 +244,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         workers = [facts.worker for facts in metadata.values()]
         build = functools.partial(_namespace, engine_facts(config, self._options, version=vllm.__version__))
         self._names = NameBook(
-            Client(self._options.address or None),
+            Client(self._options.address or None, limits=self._options.limits),
             functools.partial(build, workers),
             retention_class=self._options.retention_class,
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvstore.client import ClientLimits
 from kvstore.errors import InvalidArgument
 from kvstore.retention import DEFAULT_CLASS
 
@@ -41,6 +42,12 @@ class Options:
     flush_seconds: float = 2.0
     staging_bytes: int = 64 << 20
     save_queue_blocks: int = 0
+
+    @property
+    def limits(self) -> ClientLimits:
+        """The client's limits: who may wait longer for an answer may wait as long for the connection."""
+        usual = ClientLimits()
+        return dataclasses.replace(usual, connect_seconds=max(usual.connect_seconds, self.match_seconds))
 
     @staticmethod
     def parse(given: Mapping[str, Any]) -> Options:

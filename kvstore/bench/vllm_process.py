@@ -28,7 +28,8 @@ QUIET = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
-    "OMP_NUM_THREADS": "2",
+    "OMP_NUM_THREADS": "1",  # two threads on a busy two-core machine stall at barriers
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 

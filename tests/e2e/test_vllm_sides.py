@@ -61,10 +61,9 @@ def eventually(check: Callable[[], object]) -> None:
     raise AssertionError("it never came about")
 
 
-@pytest.mark.parametrize("load_async", [True, False])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "load_async"), [(1, True), (2, False)])
 def test_another_engine_loads_what_one_saved(
-    daemon: ChildDaemon, prompt: list[int], load_async: bool, ranks: int
+    daemon: ChildDaemon, prompt: list[int], ranks: int, load_async: bool
 ) -> None:
     with ToyEngine(daemon.address, ranks=ranks) as one:
         cold = one.run(ToyRequest("a", prompt))
@@ -141,8 +140,7 @@ def rot(daemon: ChildDaemon, engine: ToyEngine, request: ToyRequest, *, block: i
         space.release(match, used=0)
 
 
-@pytest.mark.parametrize("load_async", [True, False])
-@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize(("load_async", "part"), [(True, 1), (False, 0)])
 def test_what_one_rank_lacks_no_rank_uses(
     daemon: ChildDaemon, prompt: list[int], load_async: bool, part: int
 ) -> None:
@@ -274,11 +272,15 @@ def test_generated_blocks_are_stored_by_switch(
 def test_engines_that_pack_otherwise_never_meet(daemon: ChildDaemon, prompt: list[int]) -> None:
     with ToyEngine(daemon.address) as engine:
         engine.run(ToyRequest("a", prompt))
-    for facts in ({"packing": "TOY/amx"}, {"weights": "files-2"}, {"replicas": 2}):
-        with ToyEngine(daemon.address, ranks=2 if "replicas" in facts else 1, facts=facts) as other:
-            assert other.side.probe(ToyRequest("a", prompt), 0) == (10 * BLOCK if "replicas" in facts else 0)
+        assert engine.side.probe(ToyRequest("b", prompt), 0) == 10 * BLOCK
+    for facts in ({"packing": "TOY/amx"}, {"weights": "files-2"}):
+        with ToyEngine(daemon.address, facts=facts) as other:
+            assert other.run(ToyRequest("a", prompt)).promised_tokens == 0
+            (miss,) = (key for key in counts(other) if key.startswith("misses/"))
+            assert miss == "misses/identity_mismatch"
 
 
+@pytest.mark.slow
 def test_of_equal_ranks_one_stores_and_all_load(daemon: ChildDaemon, prompt: list[int]) -> None:
     with ToyEngine(daemon.address, ranks=2, facts={"replicas": 2, "packing": "TOY/mla"}) as engine:
         engine.run(ToyRequest("a", prompt))
@@ -289,6 +291,7 @@ def test_of_equal_ranks_one_stores_and_all_load(daemon: ChildDaemon, prompt: lis
         assert not any(key.startswith("stored") for key in engine.ranks[1].side.tally.take())
 
 
+@pytest.mark.slow
 def test_an_adapter_is_named_by_its_content(daemon: ChildDaemon, prompt: list[int], tmp_path: Path) -> None:
     def adapter(number: int, content: bytes) -> SimpleNamespace:
         folder = tmp_path / f"lora{number}"
@@ -306,6 +309,7 @@ def test_an_adapter_is_named_by_its_content(daemon: ChildDaemon, prompt: list[in
         assert engine.side.probe(ToyRequest("d", prompt), 0) == 0
 
 
+@pytest.mark.slow
 def test_after_a_reset_nothing_old_is_found(daemon: ChildDaemon, prompt: list[int]) -> None:
     with ToyEngine(daemon.address) as engine:
         engine.run(ToyRequest("a", prompt))
@@ -314,6 +318,7 @@ def test_after_a_reset_nothing_old_is_found(daemon: ChildDaemon, prompt: list[in
         assert engine.run(ToyRequest("c", prompt)).promised_tokens == 10 * BLOCK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load_async", [True, False])
 def test_a_daemon_that_dies_between_lease_and_load_costs_a_recompute(
     prompt: list[int], tmp_path: Path, load_async: bool
@@ -338,6 +343,7 @@ def test_a_daemon_that_dies_between_lease_and_load_costs_a_recompute(
             assert engine.run(ToyRequest("b", [1, *prompt])).promised_tokens == 0
 
 
+@pytest.mark.slow
 def test_without_a_daemon_the_engine_computes(prompt: list[int], tmp_path: Path) -> None:
     nobody = {**PATIENT, "match_seconds": 0.02, "put_seconds": 0.2}
     with ToyEngine(f"unix:{tmp_path}/nobody.sock", **nobody) as engine:
@@ -355,6 +361,7 @@ def test_a_full_queue_drops_the_tail_of_a_request(daemon: ChildDaemon, prompt: l
         assert engine.side.probe(ToyRequest("b", prompt), 0) == (10 - dropped) * BLOCK
 
 
+@pytest.mark.slow
 def test_what_the_engine_has_itself_is_kept_alive_in_the_store(
     daemon: ChildDaemon, prompt: list[int]
 ) -> None:

@@ -76,7 +76,7 @@ class ToyRank:
         self.rank = facts.tp_rank
         self.rows = [np.zeros((num_blocks, ROW_BYTES), np.uint8) for _ in range(LAYERS)]
         self.side = WorkerSide(
-            Client(address),
+            Client(address, limits=options.limits),
             options,
             HostMemory(self.rows),
             shard=facts.shard,
@@ -138,7 +138,7 @@ class ToyEngine:
         workers = [rank_facts(rank, **(facts or {})) for rank in range(ranks)]
         self.ranks = [ToyRank(address, self.options, worker, num_blocks) for worker in workers]
         self.names = NameBook(
-            Client(address),
+            Client(address, limits=self.options.limits),
             lambda adapter, generation: engine_namespace(
                 engine_facts(model=f"toy{generation}"), workers, adapter=adapter
             ),
