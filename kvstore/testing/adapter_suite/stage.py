@@ -87,7 +87,10 @@ class Stage:
         patience = self.sizes.patience_seconds if patience_seconds is None else patience_seconds
         address = address or self.daemon.tap.address
         if self._reuses_engines and not fresh:
-            yield self._keep(address, patience, other_model=other_model)
+            kept = self._keep(address, patience, other_model=other_model)
+            if not other_model:
+                self.hits_again(kept, "connected")  # a fault before may have cut it off
+            yield kept
             return
         engine = self._start_engine(address, patience_seconds=patience, other_model=other_model)
         try:

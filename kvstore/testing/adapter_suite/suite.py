@@ -100,28 +100,30 @@ class AdapterSuite:
         name = f"rot {block}"
         stage.store(name)
         tap = stage.daemon.tap
-        rule = tap.on(
-            "match reply",
-            lambda reply: faults.rot(tap, reply, block=block),
-            applies=lambda reply: bool(reply.match.extents),  # not of a probe
-            times=1,
-        )
         with stage.engine() as engine:
+            rule = tap.on(
+                "match reply",
+                lambda reply: faults.rot(tap, reply, block=block),
+                applies=lambda reply: bool(reply.match.extents),  # not of a probe
+                times=1,
+            )
             self._hits_at_most(stage.ask(engine, name), block, rule)
 
     @pytest.mark.parametrize("blocks", [0, 2])
     def test_a_load_that_fails_is_a_shorter_hit(self, stage: Stage, blocks: int) -> None:
         name = f"failed load {blocks}"
         self._store_on_ssd(stage, name)
-        rule = stage.daemon.tap.on("progress reply", lambda reply: faults.failed_load(reply, blocks=blocks))
         with stage.engine() as engine:
+            rule = stage.daemon.tap.on(
+                "progress reply", lambda reply: faults.failed_load(reply, blocks=blocks)
+            )
             self._hits_at_most(stage.ask(engine, name), blocks, rule)
 
     @pytest.mark.parametrize("kind", ["match", "progress"])
     def test_what_comes_too_late_is_a_miss(self, stage: Stage, kind: str) -> None:
         name = f"late {kind}"
         self._store_on_ssd(stage, name)
-        with self._held(stage, f"{kind} reply") as (rule, go), stage.impatient() as engine:
+        with stage.impatient() as engine, self._held(stage, f"{kind} reply") as (rule, go):
             self._hits_at_most(stage.ask(engine, name), 0, rule)
             go.set()
             stage.daemon.tap.clear()
@@ -132,8 +134,8 @@ class AdapterSuite:
     def test_a_daemon_fails_in_the_middle_of_a_load(self, stage: Stage, fault: str) -> None:
         name = f"{fault} while loading"
         self._store_on_ssd(stage, name)
-        rule = stage.daemon.tap.on("progress reply", self._fault(stage, fault), times=1)
         with stage.impatient() if fault == "hung" else stage.engine() as engine:
+            rule = stage.daemon.tap.on("progress reply", self._fault(stage, fault), times=1)
             self._hits_at_most(stage.ask(engine, name), 0, rule)
             stage.daemon.recover()
             stage.hits_again(engine, name)
@@ -141,8 +143,8 @@ class AdapterSuite:
     @pytest.mark.parametrize("fault", ["killed", "hung"])
     def test_a_daemon_fails_while_it_is_given_blocks(self, stage: Stage, fault: str) -> None:
         name = f"{fault} while saving"
-        rule = stage.daemon.tap.on("commit request", self._fault(stage, fault), times=1)
         with stage.impatient() as engine:
+            rule = stage.daemon.tap.on("commit request", self._fault(stage, fault), times=1)
             answer = stage.ask(engine, name)
             engine.forget()
             self._hits_at_most(answer, 0, rule)
@@ -160,7 +162,7 @@ class AdapterSuite:
 
     def test_a_cancelled_request_holds_nothing(self, stage: Stage) -> None:
         self._store_on_ssd(stage, "cancelled")
-        with self._held(stage, "progress reply") as (rule, go), stage.engine() as engine:
+        with stage.engine() as engine, self._held(stage, "progress reply") as (rule, go):
             if not isinstance(engine, Cancellable):
                 pytest.skip("this engine cannot give a request up")
             thread, ends = stage.asked(engine, "cancelled")
@@ -176,12 +178,12 @@ class AdapterSuite:
 
     def test_a_rank_that_never_saves_hides_the_blocks(self, stage: Stage) -> None:
         self._needs_ranks()
-        rule = stage.daemon.tap.on(
-            "reserve request",
-            faults.lost,
-            applies=lambda request: self._of_last_rank(request.reserve.parts),
-        )
         with stage.impatient() as engine:
+            rule = stage.daemon.tap.on(
+                "reserve request",
+                faults.lost,
+                applies=lambda request: self._of_last_rank(request.reserve.parts),
+            )
             stage.ask(engine, "rank missing")
             engine.forget()
             answer = stage.ask(engine, "rank missing")
@@ -191,13 +193,13 @@ class AdapterSuite:
         self._needs_ranks()
         stage.store("rank short")
         tap = stage.daemon.tap
-        rule = tap.on(
-            "match reply",
-            lambda reply: faults.rot(tap, reply, block=2, part=self.ranks - 1),
-            applies=lambda reply: self._of_last_rank(reply.match.extents),
-            times=1,
-        )
         with stage.engine() as engine:
+            rule = tap.on(
+                "match reply",
+                lambda reply: faults.rot(tap, reply, block=2, part=self.ranks - 1),
+                applies=lambda reply: self._of_last_rank(reply.match.extents),
+                times=1,
+            )
             self._hits_at_most(stage.ask(engine, "rank short"), 2, rule)
 
     def _needs_ranks(self) -> None:

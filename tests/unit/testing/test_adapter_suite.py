@@ -19,7 +19,7 @@ from kvstore.namespace import Namespace
 from kvstore.testing.adapter_suite import AdapterSuite, Engine, Sizes
 from kvstore.testing.adapter_suite.daemon import TriedDaemon
 from kvstore.testing.adapter_suite.harness import Answer
-from kvstore.testing.adapter_suite.stage import Stage
+from kvstore.testing.adapter_suite.stage import Stage, StartEngine
 from kvstore.testing.adapter_suite.toy import VOCABULARY, Found, Kv, Loaded, ToyEngine, ToyRank
 from kvstore.types import BlockHash, MissReason
 
@@ -195,16 +195,22 @@ FAILS_SLOWLY: tuple[Case, ...] = (
 )
 
 
-def play(daemon: TriedDaemon, sizes: Sizes, kind: type[ToyEngine], scenario: Scenario, *how: object) -> None:
-    """Play one scenario with engines of one kind; no two casts share blocks."""
+def cast(kind: type[ToyEngine], sizes: Sizes, ranks: int) -> tuple[AdapterSuite, StartEngine]:
+    """Return a suite and who plays in it; no two casts share blocks."""
     name = f"{os.getpid()} {next(_casts)}"
     suite = AdapterSuite()
-    suite.sizes, suite.ranks = sizes, 2 if scenario in (RANK_MISSING, RANK_SHORT) else 1
+    suite.sizes, suite.ranks = sizes, ranks
 
     def start(address: str | None, *, patience_seconds: float, other_model: bool) -> Engine:
         weights = f"{name} other" if other_model else name
-        return kind(address, patience_seconds=patience_seconds, weights=weights, ranks=suite.ranks)
+        return kind(address, patience_seconds=patience_seconds, weights=weights, ranks=ranks)
 
+    return suite, start
+
+
+def play(daemon: TriedDaemon, sizes: Sizes, kind: type[ToyEngine], scenario: Scenario, *how: object) -> None:
+    """Play one scenario with engines of one kind."""
+    suite, start = cast(kind, sizes, 2 if scenario in (RANK_MISSING, RANK_SHORT) else 1)
     try:
         with Stage(daemon, start, sizes) as stage:
             scenario(suite, stage, *how)
@@ -245,6 +251,23 @@ def test_a_broken_adapter_fails_after_a_while(daemon: TriedDaemon, case: Case) -
 @pytest.mark.parametrize("scenario", [RANK_MISSING, RANK_SHORT, CANCELLED], ids=lambda s: s.__name__)
 def test_a_sound_adapter_passes(daemon: TriedDaemon, scenario: Scenario) -> None:
     play(daemon, SIZES, ToyEngine, scenario)
+
+
+@pytest.mark.slow
+def test_kept_engines_are_started_once_and_find_their_way_back(daemon: TriedDaemon) -> None:
+    suite, start = cast(ToyEngine, SIZES, 1)
+    started: list[float] = []
+
+    def counted(address: str | None, *, patience_seconds: float, other_model: bool) -> Engine:
+        started.append(patience_seconds)
+        return start(address, patience_seconds=patience_seconds, other_model=other_model)
+
+    with Stage(daemon, counted, SIZES, reuses_engines=True) as stage:
+        HUNG(suite, stage)
+        LATE(suite, stage, "match")
+        ROT(suite, stage, 2)
+    plain, patient, impatient = started
+    assert plain == patient == SIZES.patience_seconds > impatient
 
 
 def test_every_scenario_finds_somebody() -> None:
