@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from kvstore.errors import InvalidArgument
-from kvstore.types import Tier, TtlMode
+from kvstore.types import Admission, Tier, TtlMode
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -25,6 +25,7 @@ class RetentionClass:
     mode: TtlMode = TtlMode.SLIDING
     lowest_tier: Tier = Tier.SSD
     quota_bytes: int = 0
+    admission: Admission = Admission.FIRST
 
     def end(self, *, touched_at: float, written_at: float) -> float:
         """Return the wall time at which a run held by this class expires."""

@@ -22,7 +22,7 @@ from kvstore.errors import SettingsError
 from kvstore.paths import SOCKET_NAME, data_directory, runtime_directory
 from kvstore.quantities import GIB, MIB, parse_bytes, parse_mode, parse_seconds
 from kvstore.retention import SHIPPED_CLASSES, RetentionClass
-from kvstore.types import Tier, TtlMode
+from kvstore.types import Admission, Tier, TtlMode
 
 SEGMENTS_MIN = 4
 """Segments go whole: with fewer than this, the capacity would be an empty promise."""
@@ -168,6 +168,9 @@ class ClassSettings(_Section):
     mode: TtlMode = Field(default=TtlMode.SLIDING, description="sliding or fixed")
     lowest_tier: StoredTier = Field(default=Tier.SSD, description="host or ssd")
     quota_bytes: Bytes = Field(default=0, ge=0, description="limit of the class; 0: none")
+    admission: Admission = Field(
+        default=Admission.FIRST, description="to SSD once put (first), or once used after that (second)"
+    )
 
 
 class LogSettings(_Section):
@@ -190,7 +193,7 @@ class Settings(_Section):
     def retention_classes(self) -> tuple[RetentionClass, ...]:
         """Return the classes as the core takes them."""
         return tuple(
-            RetentionClass(name, c.ttl_seconds, c.mode, c.lowest_tier, c.quota_bytes)
+            RetentionClass(name, c.ttl_seconds, c.mode, c.lowest_tier, c.quota_bytes, c.admission)
             for name, c in self.classes.items()
         )
 
@@ -357,7 +360,11 @@ def _defaults(environ: Mapping[str, str]) -> Iterator[Given]:
     yield Given("ssd.path", data_directory(environ), "default")
     for c in SHIPPED_CLASSES:
         values = ClassSettings(
-            ttl_seconds=c.ttl_seconds, mode=c.mode, lowest_tier=c.lowest_tier, quota_bytes=c.quota_bytes
+            ttl_seconds=c.ttl_seconds,
+            mode=c.mode,
+            lowest_tier=c.lowest_tier,
+            quota_bytes=c.quota_bytes,
+            admission=c.admission,
         )
         for name, value in values.model_dump().items():
             yield Given(f"classes.{c.name}.{name}", value, "default")
@@ -433,4 +440,4 @@ def _shown(key: str, value: object) -> object:
         return f"{value:04o}"
     if isinstance(value, float) and math.isinf(value):
         return "forever"
-    return str(value) if isinstance(value, Path | TtlMode | Tier) else value
+    return str(value) if isinstance(value, Path | TtlMode | Tier | Admission) else value

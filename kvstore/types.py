@@ -112,6 +112,13 @@ class TtlMode(StrEnum):
     FIXED = "fixed"
 
 
+class Admission(StrEnum):
+    """When a block goes to SSD. FIRST: once it was put. SECOND: once it was used after that, or put again."""
+
+    FIRST = "first"
+    SECOND = "second"
+
+
 class AckTier(StrEnum):
     """How far a commit waits before it answers."""
 

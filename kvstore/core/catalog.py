@@ -129,6 +129,7 @@ class Catalog:
             self.retention.touch(item, by=by, now=now, how=how)
             self.policy.touch(item)
             for piece in item.slices:
+                piece.frame.uses += 1
                 if piece.frame.location is not None:
                     self.segments.touch(piece.frame, item.retention_class, item.since)
                     self.plan.touched[piece.frame] = None
@@ -348,6 +349,7 @@ class Catalog:
             written_at=old.written_at,
             provenance=old.provenance,
         )
+        frame.uses = old.uses
         frame.host = tuple(part.cut(start, end) for part in old.host)
         for part in old.host:
             part.slots[start:end] = 0

@@ -65,6 +65,7 @@ class Frame:
         "provenance",
         "queued",
         "retention_class",
+        "uses",
         "waiters",
         "written_at",
     )
@@ -94,6 +95,8 @@ class Frame:
         self.location: FrameLocation | None = None
         self.holds: dict[int, int] = {}
         self.queued = False
+        self.uses = 0
+        """How often it was touched in this process, its put included."""
         self.dead = False
         self.nodes: list[Node] = []
         self.loads: dict[int, Load] = {}

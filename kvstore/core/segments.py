@@ -82,6 +82,7 @@ class SegmentTable:
         """Note that a frame is durable at `location`, and who holds it."""
         segment = self._segments.setdefault(location.segment, Segment(location.segment))
         frame.location = location
+        frame.uses = max(2, frame.uses)  # admitted once is admitted for good
         segment.frames[frame] = None
         segment.bytes += location.length_bytes
         self.used_bytes += location.length_bytes

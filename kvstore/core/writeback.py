@@ -14,7 +14,7 @@ from kvstore.core.limits import Limits
 from kvstore.core.plan import Plan
 from kvstore.retention import RetentionClass
 from kvstore.tiers.base import FrameHeader, FrameWrite, PartImage, Tier, WriteResult
-from kvstore.types import Fingerprint, MissReason
+from kvstore.types import HASH_BYTES, Admission, Fingerprint, MissReason
 
 
 class WriteBack:
@@ -35,9 +35,10 @@ class WriteBack:
 
     def enqueue(self, node: Node) -> list[Frame]:
         """Queue what of a node and its ancestors is not on SSD yet, ancestors first; returns the frames not
-        yet durable.
+        yet durable. Where one is not admitted, what follows it is not either.
         """
         missing: list[Frame] = []
+        is_admitted = True
         if self._tier is None or not self._catalog.retention.held_by(node.retention_class).reaches_ssd:
             return missing
         for item in reversed(RunIndex.path(node)):
@@ -47,8 +48,19 @@ class WriteBack:
                     if not (frame.queued or frame.holds or item.loose) and frame.count != piece.count:
                         frame = self._catalog.carve(item, index)
                     missing.append(frame)
-                    self._queue_frame(frame, piece.count)
+                    is_admitted = is_admitted and self._admits(item, frame)
+                    if is_admitted:
+                        self._queue_frame(frame, piece.count)
         return missing
+
+    def _admits(self, node: Node, frame: Frame) -> bool:
+        """Say whether a frame may go to SSD by its class: at its put, or once it was used after that. One
+        that the ledger saw leave was used before: it is put again.
+        """
+        if self._catalog.retention.held_by(node.retention_class).admission is Admission.FIRST:
+            return True
+        left = self._catalog.ledger.reason(frame.keys[:HASH_BYTES], space=frame.fingerprint)
+        return frame.uses > 1 or left in (MissReason.EVICTED, MissReason.EXPIRED)
 
     def _queue_frame(self, frame: Frame, wanted: int) -> None:
         """Queue a frame, unless it is shared with runs that may not come along."""

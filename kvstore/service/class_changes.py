@@ -23,7 +23,7 @@ from kvstore.retention import UNDO_SECONDS, ClassChange, ClassTable, RetentionCl
 from kvstore.settings import Settings
 from kvstore.tiers.fs import FileSystem
 from kvstore.tiers.ssd.directory import RETENTION_NAME, read_small, write_durable
-from kvstore.types import Tier, TtlMode
+from kvstore.types import Admission, Tier, TtlMode
 
 _log = logging.getLogger(__name__)
 VERSION = 1
@@ -308,6 +308,7 @@ def _row(item: RetentionClass) -> dict[str, Any]:
         "mode": str(item.mode),
         "lowest_tier": str(item.lowest_tier),
         "quota_bytes": item.quota_bytes,
+        "admission": str(item.admission),
     }
 
 
@@ -325,4 +326,5 @@ def _class(document: Mapping[str, Any]) -> RetentionClass:
         TtlMode(document["mode"]),
         Tier(document["lowest_tier"]),
         int(document["quota_bytes"]),
+        Admission(document.get("admission", Admission.FIRST)),
     )
