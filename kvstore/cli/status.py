@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import date
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,7 @@ from kvstore.cli.output import (
 )
 
 COUNTER = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>[^}]*)\})?")
+WRITTEN_DAYS = (1, 7, 30)
 LADDER = ("hbm", "host", "ssd", "shared")
 STATE_STYLES = {"ok": "green", "serving": "green", "degraded": "yellow", "read_only": "yellow", "down": "red"}
 
@@ -94,6 +96,7 @@ def sheet(document: Mapping[str, Any]) -> Sheet:
     page.table("Hit rate, of tokens asked for", ("tier", "tokens>", "rate>"), _hit_rates(document))
     columns = ("class", "life", "mode", "lowest tier", "blocks>", "host>", "ssd>")
     page.table("Retention classes", columns, _classes(document))
+    page.table("Written to SSD", ("class", "today>", "7 days>", "30 days>"), _written(document))
     page.table("Misses: matches that ended early, by reason", ("reason", "matches>"), _misses(document))
     page.table(
         "Queues", ("what", "now>"), [(_spoken(key), _amount(key, gauges[key])) for key in _queues(gauges)]
@@ -179,6 +182,18 @@ def _classes(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
         )
         for item in document.get("classes", ())
     ]
+
+
+def _written(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return a row a class; the days are UTC's, today included."""
+    sums: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(WRITTEN_DAYS))
+    for tier in document.get("tiers", ()):
+        for item in tier.get("written", ()):
+            age = (date.fromisoformat(tier["today"]) - date.fromisoformat(item["day"])).days
+            for at, days in enumerate(WRITTEN_DAYS):
+                sums[str(item["class"])][at] += int(item["bytes"]) if age < days else 0
+    rows = sorted(sums.items(), key=lambda row: -row[1][-1])
+    return [(plain(name), *map(bytes_text, amounts)) for name, amounts in rows if amounts[-1]]
 
 
 def _misses(document: Mapping[str, Any]) -> list[tuple[str, ...]]:

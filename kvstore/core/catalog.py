@@ -396,11 +396,9 @@ class Catalog:
         return left
 
     def moved(self, frame: Frame, copy: Frame, start: int) -> None:
-        """Blocks of a frame lie on SSD once more, in a frame of their own that takes their slots over. Slots
-        that somebody holds stay with the old frame until then; it keeps its place until its segment goes.
-        """
-        end = start + copy.count
-        self.partial[frame] = None
+        """Blocks of a frame lie on SSD once more, in a frame of their own, which takes over slots that nobody
+        holds; the old one keeps its place until its segment goes."""
+        self.partial[frame], end = None, start + copy.count
         if copy.nodes[0].loose:
             self.namespaces[frame.fingerprint].loose.moved(frame, copy)
         if frame.host is None:

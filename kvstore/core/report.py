@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from datetime import date, timedelta
 from typing import Any
 
 from kvstore.api import ListAnswer, RunInfo, StatusSnapshot
 from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Node
 from kvstore.errors import InvalidArgument
+from kvstore.retention import DAY
 from kvstore.tiers.base import FrameKind
 from kvstore.tiers.base import Tier as TierSeam
 from kvstore.types import PAGE_BYTES, BlockHash, Tier, split_keys
 
 LIST_LIMIT_MAX = 1000
+WRITTEN_ROWS_MAX = 200
+"""Of days and classes, the newest: a month and more."""
 
 
 def run_info(catalog: Catalog, node: Node) -> RunInfo:
@@ -145,10 +149,19 @@ def _ssd(catalog: Catalog, ssd: TierSeam, blocks: int) -> tuple[dict[str, Any], 
         "segments": usage.segments,
         "since": health.since,
         "scrub": health.scrub,
+        "today": _date(int(catalog.retention.now() // DAY)),
+        "written": [
+            {"day": _date(item.day), "class": item.retention_class, "bytes": item.bytes}
+            for item in ssd.written()[-WRITTEN_ROWS_MAX:]
+        ],
     }
     return (
         {**row, **more, "living_bytes": catalog.segments.used_bytes, "written_bytes": usage.written_bytes},
     )
+
+
+def _date(day: int) -> str:
+    return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
 
 
 def _class_row(catalog: Catalog, name: str, sums: dict[str, float]) -> dict[str, Any]:

@@ -203,6 +203,15 @@ class SegmentInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenBytes:
+    """What was written for a class on one day; `day` counts from the epoch, in UTC."""
+
+    day: int
+    retention_class: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TierHealth:
     """`readable` and `writable` as last seen, why not, and since which wall time (0: not known)."""
 
@@ -301,6 +310,10 @@ class Tier(Protocol):
 
     def segments(self) -> list[SegmentInfo]:
         """Return the present segments."""
+        ...
+
+    def written(self) -> list[WrittenBytes]:
+        """Return what was written by day and class, earlier processes included, the oldest day first."""
         ...
 
     def losses(self) -> list[Loss]:

@@ -26,6 +26,7 @@ from kvstore.tiers.base import (
     TierUsage,
     TouchNote,
     WriteResult,
+    WrittenBytes,
 )
 from kvstore.types import DIGEST_BYTES, HASH_BYTES, PAGE_BYTES, round_up
 
@@ -163,6 +164,10 @@ class VirtualSsd:
             )
             for s in self._segments.values()
         ]
+
+    def written(self) -> list[WrittenBytes]:
+        """Return nothing: a simulation counts its writes as a whole."""
+        return []
 
     def losses(self) -> list[Loss]:
         """Return nothing."""

@@ -27,6 +27,7 @@ from kvstore.tiers.base import (
     TierUsage,
     TouchNote,
     WriteResult,
+    WrittenBytes,
 )
 from kvstore.types import DIGEST_BYTES, HASH_BYTES, PAGE_BYTES, Fingerprint, MissReason, key_count
 
@@ -193,6 +194,9 @@ class DictTier:
             frames[segment] = frames.get(segment, 0) + 1
         newest = max(frames, default=0)
         return [SegmentInfo(s, "", "", n * PAGE_BYTES, n, s != newest, 0.0) for s, n in frames.items()]
+
+    def written(self) -> list[WrittenBytes]:
+        return []
 
     def losses(self) -> list[Loss]:
         return []

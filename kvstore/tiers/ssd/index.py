@@ -38,6 +38,9 @@ _TOUCH = struct.Struct("<IId32s")
 _TOUCH_2 = struct.Struct("<d32s")
 _META = struct.Struct("<I16sQ")
 _META_KEY = b"meta"
+_WRITTEN_PREFIX = b"written:"
+_WRITTEN_KEY = struct.Struct(">8sI32s")
+_WRITTEN = struct.Struct("<Q")
 _DELETIONS_KEY = b"deletions"
 # Where LMDB keeps the number of its last page and its page size, in each of the two meta pages.
 _LMDB_META = struct.Struct("<16x I I Q Q I 92x Q Q")
@@ -104,9 +107,13 @@ class Change:
     segments_gone: list[int] = field(default_factory=list)
     deletions: int = 0
     """How many deletions there were with those of this change; 0: none in it."""
+    written: dict[tuple[int, str], int] = field(default_factory=dict)
+    """Bytes by day and class, as they are from now on."""
 
     def __bool__(self) -> bool:
-        return bool(self.growths or self.touches or self.frames_gone or self.segments_gone or self.deletions)
+        return any(
+            (self.growths, self.touches, self.frames_gone, self.segments_gone, self.deletions, self.written)
+        )
 
 
 class IndexUnusable(Exception):
@@ -215,6 +222,10 @@ class Index:
                 self._forget(txn, segment)
             if change.deletions:
                 txn.put(_DELETIONS_KEY, change.deletions.to_bytes(8, "little"), db=self._meta)
+            for (day, name), amount in change.written.items():
+                value = _WRITTEN.pack(amount)
+                key = _WRITTEN_KEY.pack(_WRITTEN_PREFIX, day, name.encode())
+                txn.put(key, value + xxhash.xxh3_64_digest(value), db=self._meta)
             txn.put(_META_KEY, _META.pack(INDEX_VERSION, self._store, next_number), db=self._meta)
         return skipped
 
@@ -281,6 +292,18 @@ class Index:
                 touches = _unpack_touches(offset, value)
                 if touches:
                     found[offset] = touches
+        return found
+
+    def written(self) -> dict[tuple[int, str], int]:
+        """Return the bytes written by day and class since the index was made."""
+        found = {}
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._meta)
+            for key, value in cursor if cursor.set_range(_WRITTEN_PREFIX) else ():
+                body = value[:-8]
+                if len(key) == _WRITTEN_KEY.size and value[-8:] == xxhash.xxh3_64_digest(body):
+                    _, day, name = _WRITTEN_KEY.unpack(key)
+                    found[(day, _text(name))] = int(_WRITTEN.unpack(body)[0])
         return found
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from itertools import islice
 
 from kvstore.clock import Clock
 from kvstore.errors import TierUnavailable
-from kvstore.tiers.base import FrameLocation, TouchNote
+from kvstore.tiers.base import FrameLocation, TouchNote, WrittenBytes
 from kvstore.tiers.fs import FileSystem, aligned_buffer, read_up_to, write_all
 from kvstore.tiers.ssd.directory import DataDirectory, distrust_index, read_deletions, write_deletions
 from kvstore.tiers.ssd.format import (
@@ -34,6 +34,7 @@ from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.index import INDEX_ERRORS, Change, Growth, Index, Touches, is_damage
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
 from kvstore.tiers.ssd.tails import Tails
+from kvstore.tiers.ssd.written import WrittenDays
 from kvstore.types import PAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class IndexKeeper:
         self._fs, self._directory, self._table, self._index = fs, directory, table, index
         self._clock, self._health, self._release, self._tails = clock, health, release, tails
         self._wake = threading.Condition()
+        self._written = WrittenDays(self._written_before())
         self._growths: list[Growth] = []
         self._touches: dict[tuple[int, int], Touches] = {}
         self._commands: list[_Command] = []
@@ -80,10 +82,24 @@ class IndexKeeper:
         self.free_bytes = free_bytes
         self._page = aligned_buffer(PAGE_BYTES)
 
-    def grow(self, growth: Growth) -> None:
-        """Take rows of durable frames; they are committed within about a second."""
+    def grow(self, growth: Growth, *, is_new: bool = True) -> None:
+        """Take rows of durable frames; committed within about a second. New ones were written now."""
         with self._wake:
             self._growths.append(growth)
+            if is_new:
+                self._written.add(growth.rows, wall=self._clock.wall())
+
+    def _written_before(self) -> dict[tuple[int, str], int]:
+        try:
+            return self._index.written()
+        except INDEX_ERRORS as error:
+            self._health.count("index", error)
+            return {}
+
+    def written(self) -> list[WrittenBytes]:
+        """Return what was written by day and class, the oldest day first."""
+        with self._wake:
+            return self._written.rows()
 
     def annotate(self, notes: Sequence[TouchNote]) -> None:
         """Take touches; the latest of each frame are kept, what exceeds TOUCHES_MAX frames is forgotten."""
@@ -161,6 +177,7 @@ class IndexKeeper:
             is_last = self._is_closing
             commands, self._commands = self._commands, []
             change = Change(self._growths, self._touches, sorted(self._unsaved_gone))
+            change.written = self._written.take()
             self._growths, self._touches = [], {}
         try:
             finishers = [work(change) for work, _ in commands]
@@ -213,6 +230,7 @@ class IndexKeeper:
         with self._wake:
             touches = dict(islice(change.touches.items(), TOUCHES_MAX))
             self._touches = touches | self._touches
+            self._written.put_back(change.written)
             if sum(len(growth.rows) for growth in change.growths) <= ROWS_KEPT_MAX:
                 self._growths[:0] = change.growths
 

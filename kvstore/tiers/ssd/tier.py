@@ -27,6 +27,7 @@ from kvstore.tiers.base import (
     TierUsage,
     TouchNote,
     WriteResult,
+    WrittenBytes,
 )
 from kvstore.tiers.fs import FileSystem, aligned_buffer
 from kvstore.tiers.ssd.crypto_keys import KeyRing
@@ -311,7 +312,7 @@ class SsdTier:
         writer_thread = self._health.supervised("kvstore-ssd-write", writer.run)
         self._running = _Running(index, keeper, writer, scrubber, keeper_thread, writer_thread)
         for growth in self._recovery.unsaved:
-            keeper.grow(growth)
+            keeper.grow(growth, is_new=False)
         if self._recovery.shredded:
             keeper.delete(self._recovery.shredded)
         keeper_thread.start()
@@ -367,6 +368,11 @@ class SsdTier:
         """Return the present health."""
         running = self._running
         return replace(self._health.state(), scrub=running.scrubber.progress() if running is not None else "")
+
+    def written(self) -> list[WrittenBytes]:
+        """Return what was written by day and class; it is as old as the index, and lags it by nothing."""
+        running = self._running
+        return running.keeper.written() if running is not None else []
 
     def losses(self) -> list[Loss]:
         """Return what turned out bad since the last call, without being asked for."""

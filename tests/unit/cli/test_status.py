@@ -34,6 +34,12 @@ DOCUMENT: dict[str, Any] = {
             "blocks": 0,
             "detail": "",
             "scrub": "pass 2, next segment 000000000000001f, 0 bad",
+            "today": "2026-11-29",
+            "written": [
+                {"day": "2026-10-20", "class": "chat", "bytes": 5 << 30},
+                {"day": "2026-11-20", "class": "agent", "bytes": 3 << 30},
+                {"day": "2026-11-29", "class": "agent", "bytes": 1 << 20},
+            ],
         },
     ],
     "recovery": {"frames": 2, "text": "7 blocks in 2 runs"},
@@ -73,6 +79,8 @@ def test_people_get_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert ["expired", "3"] in lines
     assert ["write", "queue", "2.0", "KiB"] in lines
     assert ["leases", "2"] in lines
+    assert ["agent", "1.0", "MiB", "1.0", "MiB", "3.0", "GiB"] in lines
+    assert not any(line[:1] == ["chat"] for line in lines), "nothing was written for it in 30 days"
     assert "evicted" not in shown
     assert "scrub: pass 2, next segment 000000000000001f, 0 bad" in shown
     assert "recovered: 7 blocks in 2 runs" in shown

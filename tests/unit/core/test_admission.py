@@ -82,8 +82,7 @@ def test_what_was_on_ssd_is_written_again_when_its_neighbours_are_deleted() -> N
     rig.ladder.close(deadline_seconds=0.0)
     rig = Rig(disk=rig.disk, space=rig.space, clock=rig.clock)
     rig.ladder._retention.adopt(TABLE)
-    lease, _ = rig.match(keys).lease, rig.tick(0.1)
-    rig.ladder.release(lease, used=0)
+    rig.ladder.release(rig.match(keys).lease, used=0)
     rig.ladder.delete(rig.space.fingerprint, keys[3 * HASH_BYTES :])
     assert len(on_disk(rig)) == 3
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from kvstore.clock import ManualClock
 from kvstore.errors import TierUnavailable
 from kvstore.events import Events
 from kvstore.testing.frames import BuiltFrame, FrameBuilder
 from kvstore.testing.tier_suite import assert_reads_back, registered, written
-from kvstore.tiers.base import FrameLocation, RecoveredFrame, SliceTouch, TouchNote
+from kvstore.tiers.base import FrameLocation, RecoveredFrame, SliceTouch, TouchNote, WrittenBytes
 from kvstore.tiers.ssd import DirectoryLock, SsdTier
 from kvstore.tiers.ssd.format import FORMAT_VERSION
 from kvstore.types import PAGE_BYTES
@@ -246,6 +247,23 @@ def test_touches_survive_a_rebuild_of_one_segment_but_not_the_loss_of_the_index(
     last, (found,) = reopened(tmp_path)
     assert found.touches == ()
     last.close(deadline_seconds=WAIT_SECONDS)
+
+
+def test_bytes_written_are_counted_by_day_and_class_and_kept(tmp_path: Path) -> None:
+    clock = ManualClock()
+    today = int(clock.wall() // 86400)
+    lengths = []
+    for days in (0, 0, 3):
+        clock.advance(days * 86400.0)
+        tier = recovered_ssd(tmp_path, clock=clock)
+        builder = registered(tier)
+        (place,) = written(tier, [builder.frame(2)])
+        lengths.append(place.length_bytes)
+        tier.close(deadline_seconds=WAIT_SECONDS)
+    tier = recovered_ssd(tmp_path, clock=clock)
+    first = WrittenBytes(today, "agent", lengths[0] + lengths[1])
+    assert tier.written() == [first, WrittenBytes(today + 3, "agent", lengths[2])]
+    tier.close(deadline_seconds=WAIT_SECONDS)
 
 
 def unsealed_tail(directory: Path, *sizes: int) -> tuple[list[BuiltFrame], list[FrameLocation]]:
