@@ -38,7 +38,7 @@ from kvstore.types import HASH_BYTES, RESERVATION_SECONDS, PutOutcome
 
 
 class Published:
-    """What came of a commit: outcomes per block, and the frames an SSD acknowledgement waits for."""
+    """What came of a commit: outcomes per block, and the frames an SSD acknowledgement waits for, if any."""
 
     def __init__(self, outcomes: tuple[OutcomeRun, ...], frames: list[Frame]) -> None:
         self.outcomes = outcomes
@@ -346,7 +346,9 @@ class Putting:
         for node in nodes:
             if node.count and not node.loose:
                 self._catalog.join_path(put.state, node)
-        return waiting
+        sides = [node for node in nodes if node.slices[0].frame.kind is FrameKind.SIDE]
+        bases = self._writeback.bases(put, sides) if sides else []
+        return list(dict.fromkeys([*waiting, *bases])) if bases is not None else []
 
     def _close(self, put: PendingPut) -> None:
         deque(map(put.state.pending.pop, put.registered, itertools.repeat(None)), maxlen=0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from kvstore.core.catalog import Catalog
 from kvstore.core.census import Census
@@ -15,6 +16,9 @@ from kvstore.core.plan import Plan
 from kvstore.retention import RetentionClass
 from kvstore.tiers.base import FrameHeader, FrameWrite, PartImage, Tier, WriteResult
 from kvstore.types import HASH_BYTES, Admission, Fingerprint, MissReason
+
+if TYPE_CHECKING:
+    from kvstore.core.puts import PendingPut
 
 
 class WriteBack:
@@ -52,6 +56,23 @@ class WriteBack:
                     if is_admitted:
                         self._queue_frame(frame, piece.count)
         return missing
+
+    def bases(self, put: PendingPut, sides: Iterable[Node]) -> list[Frame] | None:
+        """Queue the blocks that side parts belong to, with their ancestors; returns the frames not yet
+        durable, None when a block is absent or stays in host memory: then a side part on SSD is of no use.
+        """
+        found: list[Frame] = []
+        _, stretches = put.state.runs.walk_behind(put.parent, put.keys)
+        for index in [put.names.index(node.tail) for node in sides]:
+            node = next((n for at, n, matched in stretches if at <= index < at + matched), None)
+            if node is None:
+                return None
+            missing = self.enqueue(node)
+            path = {piece.frame for item in RunIndex.path(node) for piece in item.slices}
+            if any(frame.location is None and frame not in missing for frame in path):
+                return None
+            found += missing
+        return found
 
     def _admits(self, node: Node, frame: Frame) -> bool:
         """Say whether a frame may go to SSD by its class: at its put, or once it was used after that. One

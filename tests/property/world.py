@@ -351,8 +351,8 @@ class World:
             for index, (key, outcome) in enumerate(zip(writer.put.keys, outcomes, strict=True)):
                 brought = any(writer.parts[i].granted[index] for i in model.required if i in writer.parts)
                 cell = model.blocks.get(key)
-                if outcome is PutOutcome.STORED_SSD and brought and cell is not None:
-                    cell.acked = key in durable
+                if outcome is PutOutcome.STORED_SSD and cell is not None:
+                    cell.acked = key in durable if brought else cell.acked
                     path = {key, *writer.ancestors.get(key, ())} & model.blocks.keys()
                     assert durable.issuperset(path) or not self.setting.is_roomy or self.may_undo_acks, (
                         "acknowledged, but it or an ancestor is not on SSD"

@@ -88,7 +88,7 @@ def wait_for_state(pid: int, state: str) -> None:
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Tormented]:
     home = Home()
-    running = Tormented(home)
+    running = Tormented(home, encrypted=False)
     yield running
     running.end(signal.SIGTERM)
     home.remove()

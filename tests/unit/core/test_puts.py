@@ -187,6 +187,39 @@ def test_an_ssd_acknowledgement_covers_ancestors_that_were_host_only() -> None:
     assert again.length(keys) == 6
 
 
+def test_an_ssd_acknowledgement_of_a_side_part_covers_the_blocks_it_belongs_to() -> None:
+    rig = Rig(space=namespace(side="checkpoint"), manual=True)
+    keys, side = rig.keys(3), (PartBlocks(1, 2, 1),)
+    put(rig.ladder, rig.space, rig.root, keys)
+    acks: list[CommitAnswer] = []
+    assert put(rig.ladder, rig.space, rig.root, keys, parts=side, ack=AckTier.SSD, acks=acks) is None
+    rig.tier.run(1)
+    assert not acks
+    rig.tier.run()
+    assert acks[0].outcomes[-1] == OutcomeRun(PutOutcome.STORED_SSD, 1)
+    again = Rig(disk=rig.disk, space=rig.space)
+    assert again.match(keys).boundaries == (3,)
+
+
+def test_blocks_that_were_not_for_ssd_come_along_with_their_side_part() -> None:
+    rig = Rig(space=namespace(side="checkpoint"))
+    keys, side = rig.keys(3), (PartBlocks(1, 2, 1),)
+    put(rig.ladder, rig.space, rig.root, keys, retention_class="handoff")
+    acks: list[CommitAnswer] = []
+    put(rig.ladder, rig.space, rig.root, keys, parts=side, ack=AckTier.SSD, acks=acks)
+    assert acks[0].outcomes[-1] == OutcomeRun(PutOutcome.STORED_SSD, 1)
+    assert Rig(disk=rig.disk, space=rig.space).match(keys).boundaries == (3,)
+
+
+def test_a_side_part_without_its_block_is_not_acknowledged_on_ssd() -> None:
+    rig = Rig(space=namespace(side="checkpoint"))
+    keys, acks = rig.keys(3), list[CommitAnswer]()
+    side = (PartBlocks(1, 2, 1),)
+    answer = put(rig.ladder, rig.space, rig.root, keys, parts=side, ack=AckTier.SSD, acks=acks)
+    assert answer is not None
+    assert answer.outcomes[-1] == OutcomeRun(PutOutcome.STORED_HOST, 1)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
