@@ -210,7 +210,7 @@ class Arena:
             raise InvalidArgument(
                 f"arena: slots span pages {low} to {high}, allowed: {self.first_page} to {self.total_pages}"
             )
-        cuts = np.flatnonzero(np.diff(wide) != stride_pages) + 1
+        cuts = (wide[1:] - wide[:-1] != stride_pages).nonzero()[0] + 1
         edges = [0, *cuts.tolist(), count]
         return [(int(wide[a]), a, b) for a, b in itertools.pairwise(edges)]
 

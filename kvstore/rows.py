@@ -59,13 +59,13 @@ class Rows:
         Errors: InvalidArgument naming the shape or the limit that was expected.
         """
         arrays, cuts = checked_arrays(part, buffer, count=len(lengths), writing=writing)
-        longest = int(lengths.max(initial=0))
-        if longest > part.bytes_max:
+        if bool((lengths == part.bytes_max).all()):
+            return Rows(part, arrays, cuts, None)
+        if (longest := int(lengths.max())) > part.bytes_max:
             raise InvalidArgument(
                 f"record of part {part.index}: at most {part.bytes_max} bytes, got {longest}"
             )
-        is_full = bool((lengths == part.bytes_max).all())
-        return Rows(part, arrays, cuts, None if is_full else lengths)
+        return Rows(part, arrays, cuts, lengths)
 
     @property
     def are_whole(self) -> bool:

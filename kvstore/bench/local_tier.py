@@ -29,7 +29,7 @@ from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.ssd.crypto_keys import KeyRing
 from kvstore.types import HASH_BYTES
 
-READ_BYTES = 1 << 20
+READ_BYTES = 2 << 20
 """What one read asks for, as the daemon does."""
 SPARE_BYTES = 8 << 20
 """Room for the arena's own header and table."""

@@ -175,7 +175,9 @@ def _step(part: Part) -> int:
 
 def _resident(slots: U32Array, *, step: int) -> Iterator[tuple[int, int]]:
     """Yield stretches of slots that exist (0 means none), each of at most `step`."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], slots != 0, [False])).astype(np.int8)))
+    edges = np.array([0, len(slots)])
+    if not slots.all():
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], slots != 0, [False])).astype(np.int8)))
     for begin, end in edges.reshape(-1, 2).tolist():
         for start in range(begin, end, step):
             yield start, min(start + step, end)

@@ -29,8 +29,8 @@ class Limits:
     namespaces_max: int = 1024
     roots_max: int = 4096
     write_queue_bytes_max: int = 256 * MIB
-    loads_in_flight_max: int = 16
-    load_bytes: int = 1 * MIB
+    loads_in_flight_max: int = 8
+    load_bytes: int = 2 * MIB
     load_seconds_max: float = 5.0
     write_seconds_max: float = 30.0
     ssd_capacity_bytes: int = 0

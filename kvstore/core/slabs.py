@@ -124,7 +124,8 @@ class SlabAllocator:
     def free(self, slots: U32Array) -> None:
         """Take slots back; slabs that become empty can be lent to any size again."""
         slab_of = (slots.astype(np.int64) - self.first_page) // self.slab_pages
-        for slab in np.unique(slab_of).tolist():
+        slabs = sorted(set(slab_of.tolist()))
+        for slab in slabs:
             loan = self._owner[slab]
             assert loan is not None, f"slab {slab} is not lent"
             mine = slots[slab_of == slab]
@@ -133,7 +134,7 @@ class SlabAllocator:
             loan.free[index] = True
             loan.free_count += len(index)
             self.used_pages -= len(index) * loan.stride_pages
-        for slab in np.unique(slab_of).tolist():
+        for slab in slabs:
             loan = self._owner[slab]
             if loan is not None and loan.free_count == len(loan.free):
                 self._give_back(loan)
