@@ -14,6 +14,7 @@ IDS_MAX = 1 << 20
 """Blocks of one request, at most."""
 Runs = tuple[tuple[int, int], ...]
 _STEP, _FOLD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+_ODD = np.uint64(1)
 _MIX, _SHIFT = np.uint64(0x94D049BB133111EB), np.uint64(31)
 
 
@@ -52,7 +53,7 @@ class TraceRequest:
             places = np.arange(1, len(ids) + 1, dtype=np.uint64)
             mixed = _mixed(ids + places * _STEP)
             np.cumsum(mixed, out=words[:, 0])
-            np.cumsum(_mixed(mixed ^ _STEP), out=words[:, 1])
+            np.cumsum(mixed * (places + places + _ODD), out=words[:, 1])
             words[:, 2], words[:, 3] = places, ids
         return words.tobytes()
 

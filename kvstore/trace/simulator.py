@@ -41,6 +41,8 @@ TICK_SECONDS = 1.0
 TICKS_AT_ONCE = 16
 """Of the daemon's housekeeping between two requests, this much is done."""
 GRAIN = 1 << 20
+NO_PARTS = (1,)
+"""Extents of a part that there is not: where blocks lie is of no interest here."""
 
 
 def seconds_of(milliseconds: int) -> float:
@@ -179,6 +181,8 @@ class Simulator:
                 namespace=self._name,
                 keys=keys,
                 retention_class=request.retention_class,
+                parts=NO_PARTS,
+                load=self._ssd is not None,
                 session=self._session,
             )
         )
