@@ -64,6 +64,11 @@ class TestTransformersWithSmolLM2(InProcesses):
     """A real model."""
 
     sizes = Sizes(
-        vocabulary=49_000, prompt_tokens=200, block_tokens=64, full_hit_tokens=128, arena_bytes=64 << 20
+        vocabulary=49_000,
+        prompt_tokens=200,
+        block_tokens=64,
+        full_hit_tokens=128,
+        arena_bytes=64 << 20,
+        answer_seconds_max=240.0,
     )
     command = ("tests.e2e.transformers_engine", "smollm2")
