@@ -49,7 +49,7 @@ from kvstore.told_clock import TEST_CLOCK_VARIABLE, ToldClock
 from kvstore.trace.blocks import TraceRequest
 from kvstore.trace.simulator import HALF_TICK_SECONDS, Simulator
 from kvstore.trace.tally import Served, Tally
-from kvstore.types import PAGE_BYTES, Tier, TtlMode, round_up
+from kvstore.types import PAGE_BYTES, Admission, Tier, TtlMode, round_up
 
 WALL_POINTS = 0.1
 """How far the two hit rates may lie apart in wall time, where the clock goes on while a request takes."""
@@ -192,18 +192,21 @@ def _store(daemon: Daemon) -> Store:
     """Return what a daemon says of its classes and sizes."""
     status = daemon.status()
     tiers = {row["tier"]: row for row in status["tiers"]}
+    settings = status["settings"]
     classes = tuple(
         RetentionClass(
             row["class"],
             math.inf if row["ttl_seconds"] is None else row["ttl_seconds"],
             TtlMode(row["mode"]),
             Tier(row["lowest_tier"]) if "ssd" in tiers else Tier.HOST,
+            row["quota_bytes"],
+            Admission(settings[f"classes.{row['class']}.admission"]),
         )
         for row in status["classes"]
     )
     ssd = tiers["ssd"]["capacity_bytes"] if "ssd" in tiers else 0
-    policy = status["settings"]["host.eviction"]
-    return Store(daemon.address, classes, tiers["host"]["capacity_bytes"] // PAGE_BYTES, ssd, policy)
+    blocks = tiers["host"]["capacity_bytes"] // PAGE_BYTES
+    return Store(daemon.address, classes, blocks, ssd, settings["host.eviction"])
 
 
 def _compare(driven: Driven, store: Store, *, block_tokens: int) -> tuple[Tally, Tally, list[int]]:
