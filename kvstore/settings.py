@@ -167,7 +167,7 @@ class ClassSettings(_Section):
     )
     mode: TtlMode = Field(default=TtlMode.SLIDING, description="sliding or fixed")
     lowest_tier: StoredTier = Field(default=Tier.SSD, description="host or ssd")
-    quota_bytes: Bytes = Field(default=0, ge=0, description="limit of the class; 0: none")
+    quota_bytes: Bytes = Field(default=0, ge=0, description="limit of the class in each tier; 0: none")
     admission: Admission = Field(
         default=Admission.FIRST, description="to SSD once put (first), or once used after that (second)"
     )

@@ -88,12 +88,14 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
     stretches = _stretches(document, 1)
     below = [0.0] * len(stretches)
+    most = max(sums["bytes"] for sums in stretches.values())
+    unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
     for name in _names(document):
-        sizes = [sums[name] / 2**30 for sums in stretches.values()]
+        sizes = [sums[name] / size for sums in stretches.values()]
         axes.bar(list(stretches), sizes, width=1.0, align="edge", bottom=below, label=name)
         below = [a + b for a, b in zip(below, sizes, strict=True)]
     axes.set_xlabel("hours from now")
-    axes.set_ylabel("expires, GiB an hour")
+    axes.set_ylabel(f"expires, {unit} an hour")
     axes.set_title("What expires when, if nothing is touched again")
     axes.margins(x=0)
     axes.grid(axis="y", alpha=0.25)

@@ -55,19 +55,22 @@ class AskedFor:
     ) -> Asked:
         """Count a leased match."""
         catalog, asked = self._catalog, key_count(request.keys)
-        held = found.items[-1].frame.retention_class if found.items else ""
-        name = catalog.retention.held_by(request.retention_class or held).name
         tokens = state.namespace.block_tokens
+        misses = found.reason is not None and found.blocks < asked
+        departed = self._loss(state, request.keys, found, now=now, monotonic=monotonic) if misses else None
+        held = found.items[-1].frame if found.items else departed
+        name = request.retention_class or (held.retention_class if held is not None else "")
+        name = catalog.retention.held_by(name).name
         cell = self.rates.cell(state.fingerprint, name, monotonic=monotonic)
         cell.requests += 1
         cell.asked += asked * tokens
         record = Asked(request.owner, state.fingerprint, name, now, asked, found.blocks, reason=found.reason)
-        if found.blocks < asked and found.reason is not None:
+        if misses:
             reason = str(found.reason)
             cell.misses[reason] += 1
             cell.missed[reason] += (asked - found.blocks) * tokens
             record.stopped_at = key_at(request.keys, found.blocks)
-            record.departed = self._loss(state, request.keys, found, now=now, monotonic=monotonic)
+            record.departed = departed
         else:
             cell.full_hits += 1
         if request.owner:

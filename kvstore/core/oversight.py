@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kvstore.api import ListAnswer, RunInfo, StatusSnapshot
 from kvstore.core import report
+from kvstore.core.sweep import Pause, no_pause, sweep
 from kvstore.core.verifying import VerifyStep, verify
 from kvstore.core.wiring import Wiring
 from kvstore.tiers.base import SegmentInfo
@@ -45,10 +46,12 @@ class Oversight(Wiring):
         """Re-read and check every digest in every tier; blocking, for an administrator's thread."""
         return verify(self._catalog, self._ssd, self._decision, namespace)
 
-    def status(self) -> StatusSnapshot:
-        """Return totals by tier, class and namespace, counters and gauges."""
+    def status(self, *, pause: Pause = no_pause) -> StatusSnapshot:
+        """Return totals by tier, class and namespace, counters and gauges; `pause` as in a sweep."""
+        totals = report.Totals()
+        sweep(self._lock, self._catalog, totals.visit, pause=pause)
         with self._lock:
-            return report.status(self._catalog, self._ssd, self.gauges())
+            return report.status(self._catalog, self._ssd, self.gauges(), totals)
 
     def gauges(self) -> dict[str, float]:
         """Return the present levels, cheaply."""

@@ -19,6 +19,7 @@ from kvstore.types import PAGE_BYTES, BlockHash, Tier, split_keys
 LIST_LIMIT_MAX = 1000
 WRITTEN_ROWS_MAX = 200
 """Of days and classes, the newest: a month and more."""
+Sums = dict[str, float]
 
 
 def run_info(catalog: Catalog, node: Node) -> RunInfo:
@@ -79,14 +80,26 @@ def find_runs(
     return tuple(found)
 
 
-def status(catalog: Catalog, ssd: TierSeam | None, gauges: dict[str, float]) -> StatusSnapshot:
+class Totals:
+    """What the runs of each class and namespace hold, counted one by one on a walk."""
+
+    def __init__(self) -> None:
+        self.by_class: defaultdict[str, Sums] = defaultdict(lambda: defaultdict(float))
+        self.by_space: defaultdict[bytes, Sums] = defaultdict(lambda: defaultdict(float))
+
+    def visit(self, node: Node) -> None:
+        """Count a run."""
+        space = node.slices[0].frame.fingerprint
+        _add(node, self.by_space[space], self.by_class[node.retention_class])
+
+
+def status(
+    catalog: Catalog, ssd: TierSeam | None, gauges: dict[str, float], totals: Totals
+) -> StatusSnapshot:
     """Return totals by tier, class and namespace."""
-    by_class: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    namespaces = []
+    by_class, namespaces = totals.by_class, []
     for state in catalog.namespaces.values():
-        sums: dict[str, float] = defaultdict(float)
-        for node in state.nodes():
-            _add(node, sums, by_class[node.retention_class])
+        sums = totals.by_space[state.fingerprint]
         names = {
             "fingerprint": state.fingerprint.hex(),
             "model": state.namespace.model,

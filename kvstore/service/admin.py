@@ -21,6 +21,7 @@ from kvstore.rpc.packing import fingerprint_of, keys_of
 from kvstore.rpc.v1 import admin_pb2 as pb
 from kvstore.rpc.v1 import admin_pb2_grpc
 from kvstore.service.administrator import Administrator
+from kvstore.service.class_changes import pause
 from kvstore.service.gate import Gate
 from kvstore.service.servicer import Context, refuse
 from kvstore.types import HASH_BYTES
@@ -94,7 +95,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         """Return everything `status` prints; answers also while draining or failed."""
-        document = await self._off_loop(context, lambda: self._document(self._ladder.status()))
+        document = await self._off_loop(context, lambda: self._document(self._ladder.status(pause=pause)))
         return pb.StatusReply(document=document, boot_id=self._boot_id)
 
     def _document(self, snapshot: StatusSnapshot) -> str:
@@ -105,7 +106,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         """Return the open namespaces and what they hold."""
 
         def work() -> pb.NamespacesReply:
-            held = {row["fingerprint"]: row for row in self._ladder.status().namespaces}
+            held = {row["fingerprint"]: row for row in self._ladder.status(pause=pause).namespaces}
             infos = []
             for namespace in self._ladder.namespaces():
                 row = held.get(namespace.fingerprint.hex(), {})

@@ -164,7 +164,7 @@ class ClassChanges:
 
     def document(self) -> dict[str, Any]:
         """Return the classes in force, where each comes from, and what can be undone."""
-        sizes = {row["class"]: row for row in self._ladder.status().classes}
+        sizes = {row["class"]: row for row in self._ladder.status(pause=pause).classes}
         with self._lock:
             table, decisions = self._ladder.class_table(), self._decisions
         now = self._ladder.wall()

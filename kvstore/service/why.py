@@ -152,4 +152,4 @@ def span_text(seconds: float) -> str:
     for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
         if seconds >= 2 * size or seconds == size:
             return f"{seconds / size:.1f}".removesuffix(".0") + unit
-    return f"{seconds:.0f}s"
+    return f"{seconds:.0f}s" if seconds >= 1 else f"{1000 * seconds:.0f}ms"

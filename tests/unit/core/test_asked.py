@@ -169,3 +169,13 @@ def test_a_block_is_found_by_the_beginning_of_its_hash() -> None:
     [(space, full, run)] = rig.ladder.present(key[:6])
     assert (space, full, run.host_blocks) == (rig.space.fingerprint, key, 6)
     assert rig.ladder.present(b"\0" * 6) == []
+
+
+def test_a_full_miss_counts_for_the_class_that_had_held_the_block() -> None:
+    rig = Rig()
+    keys = rig.keys(4)
+    put(rig.ladder, rig.space, rig.root, keys, retention_class="batch")
+    rig.tick(2 * HOUR)
+    rig.match(keys)
+    rig.match(keys, retention_class="chat")
+    assert (cell(rig, "batch").requests, cell(rig, "chat").requests) == (1, 1)

@@ -174,7 +174,15 @@ def test_without_a_receipt_nothing_is_purged(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(5, "5s"), (60, "1m"), (90, "90s"), (5400, "90m"), (259200, "3d"), (float("inf"), "forever")],
+    [
+        (0.002, "2ms"),
+        (5, "5s"),
+        (60, "1m"),
+        (90, "90s"),
+        (5400, "90m"),
+        (259200, "3d"),
+        (float("inf"), "forever"),
+    ],
 )
 def test_spans_are_written_as_settings_are(seconds: float, text: str) -> None:
     assert span_text(seconds) == text
