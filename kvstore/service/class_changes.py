@@ -23,7 +23,7 @@ from kvstore.retention import UNDO_SECONDS, ClassChange, ClassTable, RetentionCl
 from kvstore.settings import Settings
 from kvstore.tiers.fs import FileSystem
 from kvstore.tiers.ssd.directory import RETENTION_NAME, read_small, write_durable
-from kvstore.types import Admission, Tier, TtlMode
+from kvstore.types import TtlMode
 
 _log = logging.getLogger(__name__)
 VERSION = 1
@@ -130,13 +130,28 @@ def merge(settings: Settings, decisions: Decisions) -> Merged:
             origins[f"classes.{name}.{key}"] = f"kvstore retention set, {_when(decision)}"
         if present != mine:
             kept[name] = Decision(mine, present, decision.at)
-            update = {key: getattr(present, key) for key in FIELDS}
-            classes[name] = classes[name].model_copy(update=update)
+            classes[name] = classes[name].model_copy(update=_decided(present))
     merged = settings.model_copy(update={"classes": classes})
     present_now = {c.name: c for c in merged.retention_classes()}
     last = {change.after.name: change.after for change in decisions.changes}
-    changes = tuple(c for c in decisions.changes if present_now.get(c.after.name) == last[c.after.name])
+    holding = {
+        n for n, after in last.items() if n in present_now and _decided(after) == _decided(present_now[n])
+    }
+    changes = tuple(
+        ClassChange(
+            replace(present_now[c.after.name], **_decided(c.before)),
+            replace(present_now[c.after.name], **_decided(c.after)),
+            c.at,
+        )
+        for c in decisions.changes
+        if c.after.name in holding
+    )
     return Merged(merged, Decisions(kept, changes), origins, tuple(overruled))
+
+
+def _decided(item: RetentionClass) -> dict[str, Any]:
+    """Return what can be changed of a class."""
+    return {key: getattr(item, key) for key in FIELDS}
 
 
 class ClassChanges:
@@ -313,18 +328,14 @@ def _row(item: RetentionClass) -> dict[str, Any]:
 
 
 def _plain(item: RetentionClass) -> dict[str, Any]:
-    return {**_row(item), "ttl_seconds": item.ttl_seconds if math.isfinite(item.ttl_seconds) else "forever"}
+    life = item.ttl_seconds if math.isfinite(item.ttl_seconds) else "forever"
+    return {"class": item.name, "ttl_seconds": life, "mode": str(item.mode), "quota_bytes": item.quota_bytes}
 
 
 def _class(document: Mapping[str, Any]) -> RetentionClass:
+    """Return a class of which only what can be changed is told."""
     seconds = parse_seconds(document["ttl_seconds"])
     if not seconds > 0:
         raise ValueError(f"ttl_seconds must be greater than 0, got {seconds}")
-    return RetentionClass(
-        str(document["class"]),
-        seconds,
-        TtlMode(document["mode"]),
-        Tier(document["lowest_tier"]),
-        int(document["quota_bytes"]),
-        Admission(document.get("admission", Admission.FIRST)),
-    )
+    mode, quota = TtlMode(document["mode"]), int(document["quota_bytes"])
+    return RetentionClass(str(document["class"]), seconds, mode, quota_bytes=quota)

@@ -114,6 +114,15 @@ def test_forever_and_fixed_survive_a_restart(place: Path) -> None:
         assert second.row("batch")["mode"] == "fixed"
 
 
+def test_an_undo_after_a_restart_touches_nothing_else_of_the_class(place: Path) -> None:
+    clock = ManualClock()
+    with Running(place, clock) as first:
+        first.set("chat", ttl_seconds=HOUR)
+    with Running(place, clock, classes__chat__admission="second") as second:
+        second.undo("chat")
+        assert (second.row("chat")["ttl_seconds"], second.row("chat")["admission"]) == (168 * HOUR, "second")
+
+
 def test_without_a_data_directory_it_holds_until_the_end(place: Path) -> None:
     clock = ManualClock()
     with Running(place, clock, ssd__enabled="false") as first:
