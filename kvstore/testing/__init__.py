@@ -1,1 +1,1 @@
-"""What an author of a tier tests it with: the conformance suite and a builder of frames. Needs pytest."""
+"""What an author of a tier or of an engine adapter tests it with: conformance suites. Needs pytest."""

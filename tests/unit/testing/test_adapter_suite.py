@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvstore.cli.connection import Daemon
+from kvstore.client import Client, Transport
+from kvstore.errors import KVStoreError, LayoutMismatch
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 from kvstore.testing.adapter_suite import AdapterSuite, Engine, Sizes
 from kvstore.testing.adapter_suite.daemon import TriedDaemon
 from kvstore.testing.adapter_suite.harness import Answer
 from kvstore.testing.adapter_suite.stage import Stage, StartEngine
-from kvstore.testing.adapter_suite.toy import VOCABULARY, Found, Kv, Loaded, ToyEngine, ToyRank
+from kvstore.testing.adapter_suite.toy import VOCABULARY, Found, Kv, Loaded, ToyEngine, ToyRank, layout_of
 from kvstore.types import BlockHash, MissReason
 
 SIZES = Sizes(
@@ -273,6 +276,24 @@ def test_kept_engines_are_started_once_and_find_their_way_back(daemon: TriedDaem
 def test_every_scenario_finds_somebody() -> None:
     found = {scenario.__name__ for scenario, _, _, _ in FAILS + FAILS_SLOWLY}
     assert found == {name for name in vars(AdapterSuite) if name.startswith("test_")}
+
+
+def test_a_tap_without_rules_changes_nothing(daemon: TriedDaemon) -> None:
+    namespace = Namespace(model="tapped", weights="v1", layout=layout_of(1, 16), block_tokens=16)
+    rows = np.arange(3 * 1024, dtype=np.uint64).astype(np.uint8).reshape(3, 1024)
+    with Client(daemon.tap.address, transport=Transport.FRAMED) as client:
+        space = client.open(namespace)
+        keys = space.hashes(range(48))
+        assert space.put(space.root, keys, rows).stored == 3
+        assert space.get(keys, into := np.zeros_like(rows)).blocks == 3
+        assert np.array_equal(into, rows)
+        with pytest.raises(LayoutMismatch, match="same identity, different layout"):
+            client.open(replace(namespace, layout=layout_of(2, 16)))
+        with pytest.raises(KVStoreError, match="page"):
+            space.list("no cursor")
+    with Daemon(daemon.tap.address) as tool:
+        assert tool.serving()
+        assert tool.status()["counters"]
 
 
 def test_the_page_on_adapters_runs(daemon: TriedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
