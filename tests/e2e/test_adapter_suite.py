@@ -48,6 +48,7 @@ class TestToyEngineOfTwoRanks(InProcesses):
     ranks = 2
 
 
+@pytest.mark.timeout(300)  # the first scenario waits for the engine's imports
 class TestTransformers(InProcesses):
     """A model with random weights."""
 
