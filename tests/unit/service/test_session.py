@@ -253,6 +253,33 @@ def test_an_answer_on_ssd_comes_when_it_is_durable() -> None:
     played(world, play)
 
 
+def test_a_delete_is_answered_when_the_disk_has_done_it_or_refuses() -> None:
+    world = World()
+    world.ladder.open(SPACE, root=ROOT)
+    driver.put(world.ladder, SPACE, ROOT, KEYS)
+
+    async def play(stream: Stream) -> None:
+        await stream.greet()
+        stream.say(3, delete=pb.DeleteRequest(namespace=SPACE.fingerprint, all=True))
+        # The write is under way: an answer would come before that of a later request.
+        probe = await stream.ask(4, match=match(mode=MatchMode.PROBE))
+        assert (probe.request_id, probe.match.blocks) == (4, 0)
+        world.disk.run()
+        answer = await stream.hear()
+        assert (answer.request_id, answer.delete.blocks) == (3, 10)
+        driver.put(world.ladder, SPACE, ROOT, KEYS)
+        world.disk.run()
+        world.disk.refuse_deletes = "read-only"
+        refused = await stream.ask(5, delete=pb.DeleteRequest(namespace=SPACE.fingerprint, all=True))
+        assert refused.error.code == pb.ERROR_CODE_TIER_UNAVAILABLE
+        assert "10 blocks are gone, but the disk has not confirmed it" in refused.error.message
+        world.disk.refuse_deletes = ""
+        again = await stream.ask(6, delete=pb.DeleteRequest(namespace=SPACE.fingerprint, all=True))
+        assert again.WhichOneof("answer") == "delete"
+
+    played(world, play)
+
+
 def test_unfinished_requests_are_limited() -> None:
     world = restarted(requests_max=2)
 
