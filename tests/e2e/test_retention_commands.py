@@ -84,6 +84,8 @@ def test_an_operator_changes_a_class_asks_why_and_purges(
         [row] = rates["rows"]
         assert (row["class"], row["requests"], row["hit_rate"], row["model"]) == ("chat", 1, 1.0, "tiny")
         assert sum(row["hit_tokens_by_tier"].values()) == 4 * BLOCKS
+        assert "100.0 %" in commands.said("hit-rate", "--by", "namespace,tier")
+        assert "configuration" in commands.said("retention", "list")
         # Too short to be true, so that nothing has to wait.
         foreseen = commands.said("retention", "set", "chat", "--ttl", "1ms")
         assert "life 7 d -> 1 ms" in foreseen.replace("ttl", "life")
@@ -100,6 +102,8 @@ def test_an_operator_changes_a_class_asks_why_and_purges(
         assert "nothing is remembered" in commands.said("why", "request-9", code=1)
         advice = commands.document("retention", "advice")["classes"]["chat"]["hour"]
         assert advice["lost_to_expiry_tokens"] == 4 * BLOCKS
+        said = commands.said("retention", "advice")
+        assert "chat: a life of" in said and "32 tokens (100.0 %) of those lost to expiry" in said
         daemon.stop(Signals.SIGKILL)
     with Served(home) as daemon:
         assert any("classes.chat.ttl_seconds follows `kvstore retention set" in line for line in daemon.lines)

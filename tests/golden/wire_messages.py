@@ -34,6 +34,7 @@ from kvstore.errors import Overloaded
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 from kvstore.rpc import wire
+from kvstore.rpc.v1 import admin_pb2
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.types import (
     AckTier,
@@ -194,12 +195,33 @@ def framed() -> dict[str, Any]:
     }
 
 
+def administration() -> dict[str, Any]:
+    """Return what administrators ask with; the answers are JSON."""
+    change = admin_pb2.ClassChange(
+        retention_class="agent", ttl_seconds=math.inf, mode="fixed", quota_bytes=1 << 40
+    )
+    undo = admin_pb2.ClassUndo(retention_class="agent")
+    return {
+        "admin_document": admin_pb2.Document(document="{}", boot_id=BOOT),
+        "admin_change": admin_pb2.RetentionRequest(change=change, dry_run=True),
+        "admin_undo": admin_pb2.RetentionRequest(undo=undo),
+        "admin_forecast": admin_pb2.ForecastRequest(hours=72),
+        "admin_hit_rate": admin_pb2.HitRateRequest(window_seconds=3600, by=["class", "tier"]),
+        "admin_why": admin_pb2.WhyRequest(request="r1", hash_prefix=b"12345678", namespace=PRINT),
+        "admin_purge": admin_pb2.PurgeRequest(namespace=PRINT, keys=KEYS, hash_prefix=b"1", dry_run=True),
+        "admin_purge_tenant": admin_pb2.PurgeRequest(tenant=""),
+        "admin_purge_class": admin_pb2.PurgeRequest(retention_class="batch"),
+        "admin_receipts": admin_pb2.ReceiptsRequest(receipt="5f0c2a91d3e7"),
+    }
+
+
 def messages() -> dict[str, Any]:
     """Return all of them by file name."""
     return {
         **{f"request_{verb}": message for verb, message in requests().items()},
         **{f"reply_{kind}": message for kind, message in replies().items()},
         **framed(),
+        **administration(),
     }
 
 
