@@ -6,17 +6,14 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from engine_adapters.vllm.memory import KvMemory
 from engine_adapters.vllm.messages import Loaded, LoadJob
 from engine_adapters.vllm.tally import Tally
+from kvstore.client import Match, OpenNamespace
 from kvstore.clock import Clock
 from kvstore.copying import Bytes
 from kvstore.types import MissReason
-
-if TYPE_CHECKING:
-    from kvstore.client import OpenNamespace
 
 LOADER_THREADS = 2
 """Loads that wait for SSD must not hold up one from host memory."""
@@ -66,8 +63,6 @@ class Loader:
 
     def _windows(self, job: LoadJob, started: float) -> tuple[int, MissReason | None]:
         """Fetch and place window after window; return how many blocks are in place, and why not more."""
-        from kvstore.client import Match
-
         namespace = self._opened(job.namespace)
         match = Match(blocks=job.blocks, lease=job.lease, parts=(self._part,), ready=False)
         wanted = min(len(job.block_ids), max(0, job.blocks - job.first))

@@ -139,6 +139,7 @@ class Saver:
                 with self._changed:
                     self._busy = False
                     self._read(entry)
+                    self._changed.notify_all()
 
     def _save(self, entry: _Entry) -> None:
         job = entry.job

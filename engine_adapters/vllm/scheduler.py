@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from engine_adapters.vllm.messages import Answers, LoadJob, SaveJob, Step
 from engine_adapters.vllm.names import NameBook
@@ -18,12 +18,10 @@ from engine_adapters.vllm.options import Options, Wishes
 from engine_adapters.vllm.pace import Pace
 from engine_adapters.vllm.tally import Tally
 from engine_adapters.vllm.tracked import Lease, Names, RequestLike, Tracked
+from kvstore.client import Match
 from kvstore.clock import Clock, SystemClock
-from kvstore.errors import InvalidArgument
+from kvstore.errors import InvalidArgument, KVStoreError
 from kvstore.types import MatchMode, MissReason, ReleaseOutcome, Tier
-
-if TYPE_CHECKING:
-    from kvstore.client import Match
 
 PROBE_SECONDS = 0.25
 """A request that waits for blocks asks in every step; the store is asked again after so long."""
@@ -207,7 +205,11 @@ class SchedulerSide:
         return tracked
 
     def _ask(self, names: Names, keys: bytes, **how: Any) -> Match:
-        return names.opened.match(keys, deadline_seconds=self._options.match_seconds, **how)
+        try:
+            return names.opened.match(keys, deadline_seconds=self._options.match_seconds, **how)
+        except KVStoreError as error:  # such as a retention class that the daemon does not know
+            _log.warning("event=vllm_match_refused cause=%s", error)
+            return Match(blocks=0, reason=MissReason.TIER_DOWN)
 
     def _lease(self, tracked: Tracked, block_ids: tuple[int, ...], *, first: int, end: int) -> None:
         assert tracked.names is not None

@@ -44,7 +44,7 @@ class Names:
 
 @dataclass(slots=True)
 class Lease:
-    """A lease of a request on its way through a load. `promised`: chain blocks [first, end) were leased."""
+    """A request's lease while its load is under way, and the answers of the ranks that are done."""
 
     match: Match
     job: LoadJob
@@ -53,7 +53,7 @@ class Lease:
 
 @dataclass(slots=True, kw_only=True)
 class Tracked:
-    """One request. Its chain's blocks [0, settled) are stored, ordered to be, or not wanted.
+    """One request. Its chain's blocks [0, stored) are in the store, [0, settled) are there or ordered to be.
 
     `found` is the last probe's answer for `asked` blocks, `probed_at` its time; `local` how many blocks vLLM
     had itself then. `may_load` ends with the first failed load: a request must not ask again and again.

@@ -25,7 +25,7 @@ from kvstore.cli.child import ChildDaemon
 ROUNDS_MAX = 7
 SHARED_TOKENS, PROMPT_TOKENS = 1920, 2133
 """90 % of a prompt, 15 blocks of vLLM's default size, is what a warm one shares."""
-BATCH, BATCH_TOKENS, NEW_TOKENS = 4, 640, 32
+BATCH, BATCH_TOKENS, NEW_TOKENS = 4, 384, 32
 VOCABULARY = 49_000
 ARENA_BYTES = 1 << 30
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 2560, "max_num_seqs": BATCH}

@@ -81,7 +81,11 @@ class VllmProcess:
         return inherited | QUIET | own
 
     def __enter__(self) -> Self:
-        self.startup_seconds = float(self._answer()["seconds"])
+        try:
+            self.startup_seconds = float(self._answer()["seconds"])
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def __exit__(

@@ -233,6 +233,7 @@ def test_a_cancelled_request_gives_its_lease_back(daemon: ChildDaemon, prompt: l
         ({"load": False}, 0, 12 - 0),
         ({"save": False}, 10, 0),
         ({"retention_class": "batch"}, 10, 2),
+        ({"retention_class": "nonsense"}, 10, 12),
         ({"sava": True}, 0, 0),
     ],
 )
@@ -243,11 +244,13 @@ def test_a_request_says_what_it_wants(
     with ToyEngine(daemon.address) as engine:
         engine.run(ToyRequest("a", prompt))
         counts(engine)
-        outcome = engine.run(ToyRequest("b", longer, kv_transfer_params={"kvstore": wishes}))
+        request = ToyRequest("b", longer, kv_transfer_params={"kvstore": wishes})
+        outcome = engine.run(request)
         assert outcome.promised_tokens == promised * BLOCK
         offered = sum(v for k, v in counts(engine).items() if k.startswith("stored_blocks/"))
         assert offered == stored
-        if "retention_class" in wishes:
+        assert engine.is_right(request)
+        if wishes.get("retention_class") == "batch":
             with Client(daemon.address) as client:
                 runs = client.open(engine.names.namespace).list().runs
             assert any(run.retention_class == "batch" for run in runs)

@@ -100,7 +100,6 @@ def test_fresh_processes_hit_from_host_and_from_ssd(
         assert (again.ids, again.hit_tokens, again.reasons) == (cold.ids, {"ssd": whole}, ())
 
 
-@pytest.mark.timeout(600)
 def test_two_tensor_parallel_workers_load_and_save_their_parts(nursery: VllmNursery, tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     tiny_model(hidden_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32).save_pretrained(
