@@ -58,6 +58,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("kvstore_ssd_used_bytes", _G, "Bytes of the data directory in use."),
     Metric("kvstore_nodes", _G, "Runs in the index."),
     Metric("kvstore_segments", _G, "Segment files in use."),
+    Metric("kvstore_deletions_pending", _G, "Frames and segments whose deletion the disk has not confirmed."),
     Metric("kvstore_prefetches", _G, "Prefetches under way."),
     Metric("kvstore_leases_expired_total", _C, "Leases that ended by their deadline."),
     Metric("kvstore_reservations_expired_total", _C, "Reservations that ended without a commit."),

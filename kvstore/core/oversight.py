@@ -68,6 +68,7 @@ class Oversight(Wiring):
                 "kvstore_ssd_used_bytes": self._catalog.segments.used_bytes,
                 "kvstore_nodes": sum(len(s.runs) for s in self._catalog.namespaces.values()),
                 "kvstore_segments": len(self._catalog.segments),
+                "kvstore_deletions_pending": len(self._catalog.graves),
             }
 
     def segments(self) -> Sequence[SegmentInfo]:

@@ -127,9 +127,12 @@ def test_a_purge_that_the_disk_refuses_says_so_and_is_tried_again() -> None:
     assert purge(rig, keys[:32]) == [(0, False)]
     rig.tick(6.0)
     assert len(rig.disk.frames) == 1
+    assert rig.ladder.gauges()["kvstore_deletions_pending"] >= 1
     rig.tier.refuse_deletes = ""
     assert purge(rig, keys[:32]) == [(0, True)]
     assert not rig.disk.frames
+    rig.tick(6.0)
+    assert rig.ladder.gauges()["kvstore_deletions_pending"] == 0
 
 
 def test_what_the_disk_refused_to_delete_is_deleted_later() -> None:
