@@ -70,7 +70,9 @@ class Housekeeping:
         if self._steps >= STEPS_MAX - SWEEP_STEPS:
             self._sweep_nodes(now)
         has_more = self._reclaim.step(now, monotonic=monotonic)
-        return self._steps > 0 and (has_more or self._steps > STEPS_MAX - SWEEP_STEPS)
+        # One pass a turn is enough: a store of few nodes is not looked through again and again.
+        goes_on = bool(self._sweep) and self._steps > STEPS_MAX - SWEEP_STEPS
+        return self._steps > 0 and (has_more or goes_on)
 
     def _retry(self, monotonic: float) -> None:
         if monotonic >= self._retry_due:
