@@ -268,9 +268,10 @@ class OpenNamespace:
         return match.lease not in reply.renew.ended
 
     def delete(self, keys: bytes | None, *, deadline_seconds: float = PUT_SECONDS) -> int:
-        """Delete these blocks and all that follow them, or with None the whole namespace; return how many.
+        """Delete these blocks and all that follow them, or with None the whole namespace; return how many,
+        once no restart can bring them back.
 
-        Errors: TierUnavailable, DeadlineExceeded: who deletes must know that it did not happen.
+        Errors: TierUnavailable, DeadlineExceeded: who deletes must know that it is not done for good.
         """
         message = pb.DeleteRequest(namespace=self.fingerprint, keys=keys or b"", all=keys is None)
         reply = self._ask(pb.SessionRequest(delete=message), self.client.deadline(deadline_seconds))
