@@ -128,7 +128,7 @@ class HostSettings(_Section):
     directory: FilePath = Field(default=Path("/dev/shm"), description="a tmpfs or hugetlbfs mount")
     mode: FileMode = Field(default=0o600, description="file mode of the arena")
     group: str = Field(default="", description="group of the arena; empty: the daemon's own")
-    eviction: Literal["lru", "s3fifo"] = Field(default="lru", description="which runs leave first")
+    eviction: Literal["lru", "s3fifo", "density"] = Field(default="lru", description="which runs leave first")
 
 
 class SsdSettings(_Section):

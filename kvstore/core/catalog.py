@@ -113,9 +113,7 @@ class Catalog:
 
     def on_join(self, kept: Node, gone: Node) -> None:
         """The index merged a node into its parent."""
-        if gone in self.policy:
-            self.policy.remove(gone)
-            self.policy.add(kept)
+        self.policy.join(kept, gone)
 
     # Touch
 
@@ -127,7 +125,7 @@ class Catalog:
             if item is above:
                 how = Touch.BELOW
             self.retention.touch(item, by=by, now=now, how=how)
-            self.policy.touch(item)
+            self.policy.touch(item, is_read=how is Touch.READ)
             for piece in item.slices:
                 piece.frame.uses += 1
                 if piece.frame.location is not None:
@@ -139,7 +137,7 @@ class Catalog:
         if node not in self.policy:
             self.policy.add(node)
             for ancestor in RunIndex.path(node.parent):
-                self.policy.touch(ancestor)
+                self.policy.touch(ancestor, is_read=False)
 
     def write_time(self, state: NamespaceState, keys: bytes, now: float) -> float:
         """Return the time of writing of new copies of blocks: now, or later than that of an older copy on SSD
@@ -237,6 +235,7 @@ class Catalog:
 
     def _drop_node(self, node: Node, at: int, reason: MissReason) -> int:
         state = self.namespaces[node.slices[0].frame.fingerprint]
+        self.policy.leaving(node, at)
         gone = state.loose.truncate(node, at) if node.loose else state.runs.truncate(node, at)
         if not node.count:
             self.policy.remove(node)

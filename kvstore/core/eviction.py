@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from kvstore.core.eviction_density import HitDensity
 from kvstore.core.frames import Node
 
 
@@ -18,20 +19,30 @@ class EvictionPolicy(Protocol):
         """Learn of a node; no effect when it is known."""
         ...
 
-    def touch(self, node: Node) -> None:
-        """Note a use of a known node."""
+    def touch(self, node: Node, *, is_read: bool) -> None:
+        """Note a use of a known node: a read of it, or a write of it or of what follows it."""
         ...
 
     def split(self, head: Node, tail: Node) -> None:
         """A node was cut: the tail takes a place next to the head, to leave before it."""
         ...
 
+    def join(self, kept: Node, gone: Node) -> None:
+        """A node was merged into its parent, which has all its blocks now."""
+        ...
+
+    def leaving(self, node: Node, at: int) -> None:
+        """A node's blocks from `at` on are about to leave the index; with 0 all, and `remove` follows."""
+        ...
+
     def remove(self, node: Node) -> None:
         """Forget a node; no effect when it is unknown."""
         ...
 
-    def victims(self) -> Iterator[Node]:
-        """Yield nodes in the order in which they should leave; callers may remove the one they were given."""
+    def victims(self) -> Iterator[tuple[Node, int]]:
+        """Yield nodes in the order in which they should leave, each with how many of its last blocks may
+        leave now; callers may remove the one they were given.
+        """
         ...
 
     def nodes(self) -> list[Node]:
@@ -85,7 +96,7 @@ class ExactLru:
             self._links[node] = link = _Link(node)
             link.put_before(self._ends)
 
-    def touch(self, node: Node) -> None:
+    def touch(self, node: Node, *, is_read: bool) -> None:
         """Move a node to the recent end."""
         link = self._links.get(node)
         if link is not None:
@@ -104,11 +115,20 @@ class ExactLru:
         if link is not None:
             link.leave()
 
-    def victims(self) -> Iterator[Node]:
+    def join(self, kept: Node, gone: Node) -> None:
+        """The node that is left takes the place of both at the recent end, or keeps its own."""
+        if gone in self._links:
+            self.remove(gone)
+            self.add(kept)
+
+    def leaving(self, node: Node, at: int) -> None:
+        """Blocks that leave are not followed."""
+
+    def victims(self) -> Iterator[tuple[Node, int]]:
         """Yield the least recent first; begins again at the old end when the present node was removed."""
         link = self._ends.newer
         while link.node is not None:
-            yield link.node
+            yield link.node, link.node.count
             link = link.newer if self._links.get(link.node) is link else self._ends.newer
 
     def nodes(self) -> list[Node]:
@@ -151,7 +171,7 @@ class S3Fifo:
         else:
             self._small[node] = 0
 
-    def touch(self, node: Node) -> None:
+    def touch(self, node: Node, *, is_read: bool) -> None:
         """Count a use, at most three."""
         queue = self._main if node in self._main else self._small
         if node in queue:
@@ -171,7 +191,16 @@ class S3Fifo:
                 self._ghosts.popitem(last=False)
         self._main.pop(node, None)
 
-    def victims(self) -> Iterator[Node]:
+    def join(self, kept: Node, gone: Node) -> None:
+        """The node that is left keeps its place, or is a newcomer."""
+        if gone in self:
+            self.remove(gone)
+            self.add(kept)
+
+    def leaving(self, node: Node, at: int) -> None:
+        """Blocks that leave are not followed."""
+
+    def victims(self) -> Iterator[tuple[Node, int]]:
         """Yield from small while it holds more than its share, reused nodes moving to main; then from main
         by second chance.
         """
@@ -188,7 +217,7 @@ class S3Fifo:
                 del queue[node]
                 queue[node] = uses - 1
             else:
-                yield node
+                yield node, node.count
                 if node in queue:
                     queue.move_to_end(node)
 
@@ -203,5 +232,9 @@ class S3Fifo:
         return len(self._small) + len(self._main)
 
 
-POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": ExactLru, "s3fifo": S3Fifo}
+POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
+    "lru": ExactLru,
+    "s3fifo": S3Fifo,
+    "density": HitDensity,
+}
 """By the names that settings and commands use."""

@@ -42,8 +42,9 @@ class Room:
     def _evict(self, pages: int) -> bool:
         slabs = self._catalog.slabs
         before = slabs.used_pages
-        for node in self._catalog.policy.victims():
-            self.evict_from(node, pages - (before - slabs.used_pages))
+        for node, most in self._catalog.policy.victims():
+            block_pages = node.slices[-1].frame.block_stride_bytes // PAGE_BYTES
+            self.evict_from(node, min(pages - (before - slabs.used_pages), most * block_pages))
             if before - slabs.used_pages >= pages:
                 return True
         return before > slabs.used_pages

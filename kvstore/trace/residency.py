@@ -116,6 +116,8 @@ class Watched:
         self._inner = inner
         self._residency = residency
         self.touch = inner.touch
+        self.join = inner.join
+        self.leaving = inner.leaving
         self.remove = inner.remove
         self.victims = inner.victims
         self.nodes = inner.nodes

@@ -43,7 +43,7 @@ def some_setting(rng: random.Random) -> Setting:
     """A store of any size and shape."""
     return Setting(
         pages=rng.choice([24, 40, 90, 300, 4096, 4096, 4096]),
-        fifo=rng.random() < 0.3,
+        policy=rng.choice(["lru", "lru", "s3fifo", "density", "density"]),
         manual=rng.random() < 0.5,
         parts=rng.choice([1, 1, 2, 3]),
         side=rng.choice(["", "", "trailing_blocks", "checkpoint"]),

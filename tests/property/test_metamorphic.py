@@ -17,7 +17,8 @@ LEFT_OUT = {"faults", "verify", "crash"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "arena": {"pages": 9000},
     "slabs": {"pages": 65536},
-    "policy": {"fifo": True},
+    "policy": {"policy": "s3fifo"},
+    "learning policy": {"policy": "density"},
     "loads": {"load_bytes": 4096, "loads_in_flight": 1},
     "big loads": {"load_bytes": 1 << 20},
     "slow disk": {"manual": True},
@@ -53,7 +54,7 @@ def test_settings_that_must_not_matter_do_not(flat: bool, side: str) -> None:
 
 def test_a_restart_changes_no_answer_of_what_reaches_the_disk() -> None:
     expected = answers(PLAIN, seed=12, steps=250)
-    for name in ("policy", "loads", "segments"):
+    for name in ("policy", "learning policy", "loads", "segments"):
         found = answers(dataclasses.replace(PLAIN, **VARIANTS[name]), seed=12, steps=250)
         assert found == expected, f"{name} changes an answer"
 

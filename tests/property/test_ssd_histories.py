@@ -101,7 +101,7 @@ def run_over_ssd(directory: Path, *, seed: int, steps: int) -> SsdWorld:
         parts=rng.choice([1, 2]),
         side=rng.choice(["", "checkpoint"]),
         flat=rng.random() < 0.3,
-        fifo=rng.random() < 0.3,
+        policy=rng.choice(["lru", "lru", "s3fifo", "density"]),
         faults=False,
     )
     world = SsdWorld(setting, seed=seed, directory=directory, encrypted=seed % 2 == 1)

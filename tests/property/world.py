@@ -10,7 +10,8 @@ from typing import Any
 from kvstore import hashing
 from kvstore.api import CommitAnswer, Extent, MatchAnswer
 from kvstore.clock import ManualClock
-from kvstore.core.eviction import ExactLru, S3Fifo
+from kvstore.core.eviction import EvictionPolicy, ExactLru, S3Fifo
+from kvstore.core.eviction_density import HitDensity
 from kvstore.core.frames import Slice
 from kvstore.core.ladder import Ladder
 from kvstore.core.limits import Limits
@@ -29,6 +30,11 @@ SHORTER = tuple(RetentionClass(c.name, c.ttl_seconds / 3, c.mode, c.lowest_tier)
 FEWER = tuple(c for c in SHIPPED_CLASSES if c.name != "batch")
 CLASS_TABLES = (SHIPPED_CLASSES, SHIPPED_CLASSES, SHORTER, FEWER)
 SESSIONS = (1, 2, 3)
+POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
+    "lru": ExactLru,
+    "s3fifo": lambda: S3Fifo(ghosts_max=64),
+    "density": lambda: HitDensity(gone_max=64),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +42,7 @@ class Setting:
     """What a history runs on."""
 
     pages: int = 4096
-    fifo: bool = False
+    policy: str = "lru"
     manual: bool = False
     parts: int = 1
     side: str = ""
@@ -162,7 +168,7 @@ class World:
             classes=self.classes,
             new_number=lambda: self.numbers.getrandbits(62) | 1,
             client_alive=lambda session: session in self.alive,
-            policy=S3Fifo(ghosts_max=64) if setting.fifo else ExactLru(),
+            policy=POLICIES[setting.policy](),
             limits=Limits(
                 ssd_capacity_bytes=setting.capacity,
                 load_bytes=setting.load_bytes,

@@ -10,6 +10,7 @@ import pytest
 
 from kvstore.clock import ManualClock
 from kvstore.core.eviction import ExactLru, S3Fifo
+from kvstore.core.eviction_density import HitDensity
 from kvstore.errors import InvalidArgument, KVStoreError, TierUnavailable
 from kvstore.events import Events
 from kvstore.quantities import MIB
@@ -103,7 +104,7 @@ def test_without_an_ssd_nothing_is_written(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "kind"), [("lru", ExactLru), ("s3fifo", S3Fifo)])
+@pytest.mark.parametrize(("name", "kind"), [("lru", ExactLru), ("s3fifo", S3Fifo), ("density", HitDensity)])
 def test_the_eviction_order_is_a_setting(place: Path, name: str, kind: type) -> None:
     store = opened(place, host__eviction=name)
     assert type(store.ladder.catalog.policy) is kind
