@@ -4,6 +4,7 @@ would have helped.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +23,14 @@ _CODES = {reason: code + 1 for code, reason in enumerate(_REASONS)}
 _ROW = np.dtype(
     [("left_at", "<u4"), ("since", "<u4"), ("evicted_before", "<u8"), ("name", "u1"), ("code", "u1")]
 )
+_PACKED = struct.Struct("<IIQBB")
+"""A row as bytes: packed by hand and stored as opaque, which takes half the time of a structured value."""
+_OPAQUE = np.dtype(f"V{_ROW.itemsize}")
 _NAMES_MAX = 255
 _U32_MAX = (1 << 32) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Departed:
     """How a block left: the class that held it, since when, when it left, and how many bytes of blocks have
     been evicted since it was (0 unless that was why): with so much more room it would still be there.
@@ -65,7 +69,10 @@ class DepartedLedger:
     def __init__(self, entries: int) -> None:
         self._tags = np.zeros(entries, np.uint64)
         self._rows: npt.NDArray[np.void] = np.zeros(entries, _ROW)
+        self._opaque = self._rows.view(_OPAQUE)
         self._codes = self._rows["code"]
+        self._packed = bytearray(_ROW.itemsize)
+        self._row = np.frombuffer(self._packed, _OPAQUE)
         self._overwritten = np.zeros(entries, np.bool_)
         self._names = [""]
         self._codes_of_names = {"": 0}
@@ -84,9 +91,10 @@ class DepartedLedger:
         self.notes += 1
         self._overwritten[places] |= (self._codes[places] != 0) & (self._tags[places] != tags)
         self._tags[places] = tags
-        times = _whole(departed.left_at), _whole(departed.since)
-        row = (*times, self._evicted_bytes, self._name(departed.retention_class), code)
-        self._rows[places] = np.array(row, _ROW)
+        left_at, since = int(departed.left_at) & _U32_MAX, int(departed.since) & _U32_MAX
+        name = self._name(departed.retention_class)
+        _PACKED.pack_into(self._packed, 0, left_at, since, self._evicted_bytes, name, code)
+        self._opaque[places] = self._row
         if departed.reason is MissReason.EVICTED:
             self._evicted_bytes += size_bytes
 
@@ -173,10 +181,6 @@ class DepartedLedger:
         self._codes_of_names = {name: code for code, name in enumerate(self._names)}
         self._evicted_bytes = image.evicted_bytes
         return True
-
-
-def _whole(seconds: float) -> int:
-    return int(min(max(seconds, 0.0), _U32_MAX))
 
 
 def _salt(space: bytes) -> np.uint64:

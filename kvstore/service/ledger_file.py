@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import zlib
 from pathlib import Path
 
 import xxhash
@@ -20,6 +21,8 @@ from kvstore.types import DIGEST_BYTES
 
 _log = logging.getLogger(__name__)
 VERSION = 1
+COMPRESSION = 1
+TABLE_BYTES_MAX = 64 << 20
 
 
 class LedgerFile:
@@ -43,7 +46,7 @@ class LedgerFile:
                 raise ValueError("it is of another size")
         except FileNotFoundError:
             is_complete = is_new_store
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, zlib.error) as error:
             _log.warning("departed ledger starts empty", extra={"path": self._path, "cause": str(error)})
             is_complete = False
         if not is_complete:
@@ -71,7 +74,7 @@ class LedgerFile:
 
 
 def encode(image: LedgerImage, *, is_complete: bool) -> bytes:
-    """Return the file: a digest of all that follows, one line of JSON, the packed tables."""
+    """Return the file: a digest of all that follows, one line of JSON, the tables, compressed."""
     header = {
         "version": VERSION,
         "is_complete": is_complete,
@@ -79,23 +82,26 @@ def encode(image: LedgerImage, *, is_complete: bool) -> bytes:
         "names": image.names,
         "evicted_bytes": image.evicted_bytes,
     }
-    body = json.dumps(header).encode() + b"\n" + image.tags + image.rows + image.overwritten
+    # Most of a young table is zeros.
+    tables = zlib.compress(image.tags + image.rows + image.overwritten, COMPRESSION)
+    body = json.dumps(header).encode() + b"\n" + tables
     return xxhash.xxh3_128_digest(body) + body
 
 
 def decode(content: bytes) -> tuple[LedgerImage, bool]:
     """Return what a file says, and whether nothing is missing in it.
 
-    Errors: ValueError, KeyError, TypeError on what is damaged or of another version.
+    Errors: ValueError, KeyError, TypeError, zlib.error on what is damaged or of another version.
     """
     body = content[DIGEST_BYTES:]
     if xxhash.xxh3_128_digest(body) != content[:DIGEST_BYTES]:
         raise ValueError("it is damaged")
-    line, _, tables = body.partition(b"\n")
+    line, _, packed = body.partition(b"\n")
     header = json.loads(line)
     if header["version"] != VERSION:
         raise ValueError(f"version {header['version']} is unknown, this build knows {VERSION}")
     entries = int(header["entries"])
+    tables = zlib.decompressobj().decompress(packed, TABLE_BYTES_MAX)
     ends = 8 * entries, len(tables) - entries
     image = LedgerImage(
         tables[: ends[0]],

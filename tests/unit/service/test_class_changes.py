@@ -169,7 +169,7 @@ def test_the_file_says_its_version(place: Path) -> None:
 )
 def test_a_senseless_change_is_refused(place: Path, fields: dict[str, object], message: str) -> None:
     with Running(place, ManualClock()) as running, pytest.raises(InvalidArgument, match=message):
-        running.set("chat", **fields)
+        running.set("chat", **fields)  # type: ignore[arg-type]
 
 
 def test_a_forecast_is_told_by_class(place: Path) -> None:
