@@ -23,7 +23,7 @@ PRESSED_AT = 0.9
 """Of the capacity: from here on there is pressure."""
 LOOK_EVERY_SECONDS = 1.0
 FAILED_SECONDS = 60.0
-STEP_FRAMES = 4
+STEP_FRAMES = 2
 STEP_SEGMENTS = 128
 CENSUS_FRAMES = 64
 

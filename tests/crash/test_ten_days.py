@@ -46,6 +46,6 @@ def test_ten_days(scratch: Path, figure: Callable[[str], None], capacity_share: 
     figure(
         f"ten days from seed {FIRST_SEED}, capacity {int(capacity_share * peak) >> 20} MiB: {figures.text()}"
     )
-    assert figures.crashes >= 18
+    assert figures.crashes >= 12, "some fall together"
     assert figures.amplification("time") < 1.2
     assert figures.kept_missing <= 0.001 * figures.kept_checked

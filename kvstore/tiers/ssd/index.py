@@ -265,8 +265,9 @@ class Index:
         txn.delete(prefix, db=self._segments)
         for db in (self._frames, self._touches):
             cursor = txn.cursor(db=db)
-            while cursor.set_range(prefix) and cursor.key()[:8] == prefix:
-                cursor.delete()
+            is_there = cursor.set_range(prefix)
+            while is_there and cursor.key()[:8] == prefix:
+                is_there = cursor.delete() and bool(cursor.key())  # goes on to the next
 
     def rows(self, segment: int, *, count: int) -> list[FrameRow]:
         """Return the frame rows of a segment in write order.
