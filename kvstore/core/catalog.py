@@ -263,9 +263,7 @@ class Catalog:
             self.shrink(frame)
             return
         self.tell_waiters(frame, durable=False)
-        location = self.discard(frame)
-        if location is not None and reason is MissReason.EXPIRED:
-            self._count_expired(frame, location.length_bytes)
+        self._count_gone(frame, self.discard(frame), reason)
 
     def discard(self, frame: Frame) -> FrameLocation | None:
         """Nothing refers to a frame any more: its copy on SSD goes; returns where that was."""
@@ -276,8 +274,12 @@ class Catalog:
             self.graves.bury(location, frame.fingerprint)
         return location
 
-    def _count_expired(self, frame: Frame, amount: int) -> None:
-        self.events.add("kvstore_expired_bytes_total", amount, **{"class": frame.retention_class})
+    def _count_gone(self, frame: Frame, location: FrameLocation | None, reason: MissReason) -> None:
+        if location is not None and reason is MissReason.EXPIRED:
+            amount = location.length_bytes
+            self.events.add("kvstore_expired_bytes_total", amount, **{"class": frame.retention_class})
+        elif location is not None and reason is MissReason.EVICTED:
+            self.events.add("kvstore_evicted_bytes_total", location.length_bytes, tier=str(Tier.SSD))
 
     def shrink(self, frame: Frame) -> None:
         """Cut the unreferenced tail off a frame that is in host memory only, so that it can still be
@@ -382,10 +384,8 @@ class Catalog:
         """A frame's copy on SSD is gone: blocks that are not in host memory leave; returns how many."""
         location, left = self.segments.forget(frame), 0
         self.partial.pop(frame, None)
-        if location is not None and reason is MissReason.EXPIRED and frame.nodes:
-            self._count_expired(frame, location.length_bytes)
-        elif location is not None and reason is MissReason.EVICTED:
-            self.events.add("kvstore_evicted_bytes_total", location.length_bytes, tier=str(Tier.SSD))
+        if frame.nodes:
+            self._count_gone(frame, location, reason)
         for node in list(frame.nodes):
             at = self._first_lost(node, frame, everything=reason is MissReason.EXPIRED)
             if at is not None and node.count:

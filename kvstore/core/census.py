@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from itertools import islice
 
 from kvstore.core.frames import Frame, Node
 from kvstore.core.retention import Retention
 from kvstore.core.segments import Segment, SegmentTable
 from kvstore.retention import DAY
 
+CHILDREN_MAX = 64
 LIFE_SECONDS_MAX = 90 * DAY
 """A class without an end is valued like one of this life."""
 
@@ -103,6 +105,9 @@ class Census:
             for node, _, count in living(retention, frame, now, is_whole=frame not in self._partial):
                 self._bytes += count * block_bytes
                 self._value += count * block_bytes * worth(retention, node, now)
+                # What hangs below leaves with it when it is evicted; one level tells a head from a leaf.
+                for child in islice(node.children.values(), CHILDREN_MAX):
+                    self._value += child.count * block_bytes * worth(retention, child, now)
                 segment.note_touch(node.retention_class, node.since)
 
     def _end(self, now: float) -> None:

@@ -277,3 +277,29 @@ def test_after_a_crash_between_copy_and_unlink_both_copies_are_one() -> None:
     rig = restarted(rig)
     read_all(rig, chains[0])
     assert len([f for f in rig.disk.frames.values() if f.header.keys == chains[0]]) == 1
+
+
+def test_a_head_that_many_continue_is_worth_what_hangs_below_it() -> None:
+    """It is small and lies among the dead, but what follows it would leave with it."""
+    rig = OneSegment(pages=2048, limits=Limits(ssd_capacity_bytes=34 * PAGE_BYTES))
+    head = rig.chain([7, 7])
+    put(rig.ladder, rig.space, rig.root, head, retention_class="agent")
+    dead = [rig.keys(1, salt=salt) for salt in range(2)]
+    for keys in dead:
+        put(rig.ladder, rig.space, rig.root, keys, retention_class="batch")
+    seal(rig)
+    chains = [rig.chain([7, 7, branch, 1, 2, 3]) for branch in range(20)]
+    for keys in chains[:10]:
+        put(rig.ladder, rig.space, rig.root, keys, retention_class="agent")
+    seal(rig)
+    old = [rig.keys(1, salt=salt) for salt in range(50, 60)]
+    for keys in old:
+        put(rig.ladder, rig.space, rig.root, keys, retention_class="agent")
+    seal(rig)
+    rig.clock.advance(0.9 * HOUR)
+    for keys in chains[10:]:
+        put(rig.ladder, rig.space, rig.root, keys, retention_class="agent")
+    put(rig.ladder, rig.space, rig.root, rig.keys(2, salt=99), retention_class="agent")
+    on_disk = {f.header.keys for f in rig.disk.frames.values()}
+    assert head in on_disk
+    assert rig.events.total("kvstore_evicted_bytes_total", tier="ssd") == 10 * PAGE_BYTES
