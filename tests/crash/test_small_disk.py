@@ -81,7 +81,8 @@ def test_segments_and_index_on_a_full_disk(disk: Path) -> None:
     (disk / "filler").unlink()
     node.later(6.0)
     until(lambda: node.row()["blocks"] == 16 * BLOCKS)
-    assert (node.row()["state"], node.row()["detail"]) == ("ok", "")
+    # The index catches up with its next commit.
+    until(lambda: (node.row()["state"], node.row()["detail"]) == ("ok", ""))
     node = node.reopened()
     assert node.tier.usage().used_bytes == allocated(disk / "store")
     for keys in (*stored, *kept):
