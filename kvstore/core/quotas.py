@@ -80,7 +80,15 @@ class Quotas:
         return held_by.quota_bytes if held_by is not None else 0
 
     def _evict_from_host(self, name: str, size: int) -> None:
-        goal = self.host_pages[name] - -(-size // PAGE_BYTES)
+        """Evict a class's own, leaves first. A pass follows the policy's list of nodes, which need not be the
+        order in which they would leave: what follows a run may come behind it; the next pass takes the run.
+        """
+        goal, before = self.host_pages[name] - -(-size // PAGE_BYTES), -1
+        while before != self.host_pages[name] > goal:
+            before = self.host_pages[name]
+            self._evict_pass(name, goal)
+
+    def _evict_pass(self, name: str, goal: int) -> None:
         for node in self._catalog.policy.nodes():
             if node.count and any(piece.frame.retention_class == name for piece in node.slices):
                 self._catalog.room.evict_from(node, self.host_pages[name] - goal)

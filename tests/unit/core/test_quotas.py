@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from kvstore.core.eviction import ExactLru
+from kvstore.core.frames import Node
 from kvstore.core.ladder import Ladder
-from kvstore.types import HASH_BYTES, PAGE_BYTES, AckTier, MissReason, PutOutcome, Tier
+from kvstore.types import HASH_BYTES, PAGE_BYTES, AckTier, BlockHash, MissReason, PutOutcome, Tier
 from tests.support.driver import put
 from tests.support.integrity import check_integrity
 from tests.unit.core.rig import Rig
@@ -110,3 +112,27 @@ def test_a_lowered_quota_is_reached_by_and_by(ssd: bool) -> None:
     assert held(rig, "batch")[Tier.SSD] <= 20 * BLOCK
     assert rig.length(rig.keys(4, salt=11)) == 4
     assert len(rig.keys(1)) == HASH_BYTES
+
+
+class Backwards(ExactLru):
+    """A policy that lists its nodes in another order than that in which they leave."""
+
+    def nodes(self) -> list[Node]:
+        """Return the most recent first."""
+        return super().nodes()[::-1]
+
+
+def test_room_is_made_in_whatever_order_a_policy_lists_its_nodes() -> None:
+    rig = Rig(ssd=False)
+    rig.ladder.catalog.policy = Backwards()
+    limit(rig.ladder, "batch", 16 * BLOCK)
+    keys, parent = rig.keys(12), rig.root
+    for block in range(12):
+        key = keys[block * HASH_BYTES : (block + 1) * HASH_BYTES]
+        put(rig.ladder, rig.space, parent, key, retention_class="batch")
+        parent = BlockHash(key)
+        rig.tick(1)
+        rig.ladder.touch(rig.space.fingerprint, keys[:HASH_BYTES])
+    assert rig.length(keys) == 12
+    store(rig, 1, blocks=15, name="batch")
+    assert (rig.length(rig.keys(15, salt=1)), rig.length(keys)) == (15, 0)
