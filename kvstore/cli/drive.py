@@ -20,6 +20,7 @@ from kvstore.cli.output import (
     EXIT_FINE,
     EXIT_PROBLEM,
     Sheet,
+    complain,
     count_text,
     duration_text,
     emit_json,
@@ -43,7 +44,7 @@ from kvstore.cli.traces import (
 )
 from kvstore.client import Client
 from kvstore.core.eviction import POLICIES
-from kvstore.errors import InvalidArgument
+from kvstore.errors import InvalidArgument, KVStoreError
 from kvstore.retention import RetentionClass
 from kvstore.told_clock import TEST_CLOCK_VARIABLE, ToldClock
 from kvstore.trace.blocks import TraceRequest
@@ -162,7 +163,14 @@ def _drive(
             return driver.run(requests, speed=speed, clock=clock, on_progress=bar.to)
     finally:
         if not keep:
-            driver.clear()
+            _clear(driver)
+
+
+def _clear(driver: Driver) -> None:
+    try:
+        driver.clear()
+    except KVStoreError as error:
+        complain(f"what was stored is still there: {error}")
 
 
 @contextmanager

@@ -150,7 +150,7 @@ class Driver:
 
         Errors: TierUnavailable, DeadlineExceeded.
         """
-        self._open.delete(None)
+        self._open.delete(None, deadline_seconds=VERB_SECONDS)
 
 
 def _payload_heads(keys: bytes) -> Bytes2D:

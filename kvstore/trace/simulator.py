@@ -25,6 +25,7 @@ from kvstore.hashing import chain_root
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 from kvstore.retention import DEFAULT_CLASS, RetentionClass
+from kvstore.tiers.base import TierUsage
 from kvstore.trace.blocks import IDS_MAX, TraceRequest
 from kvstore.trace.residency import Residency, Watched
 from kvstore.trace.tally import Served, Tally
@@ -165,6 +166,11 @@ class Simulator:
             tally.resident_blocks_mean = ssd.mean / self._stride_bytes
             tally.resident_blocks_peak = ssd.peak // self._stride_bytes
             tally.ssd_written_bytes = self._ssd.written_bytes
+
+    def ssd_usage(self) -> TierUsage:
+        """Return what the SSD tier holds; for a simulation that has one."""
+        assert self._ssd is not None
+        return self._ssd.usage()
 
     def request(self, request: TraceRequest) -> int:
         """Serve one request, and return how many leading blocks were there."""

@@ -75,7 +75,8 @@ class VirtualSsd:
         blocks = len(frame.header.keys) // HASH_BYTES
         header = round_up(HEADER_BYTES + HASH_BYTES * blocks, PAGE_BYTES)
         length = header + blocks * sum(image.part.stride_bytes for image in frame.parts)
-        if self._used + length + PAGE_BYTES > self._capacity:
+        # Each open segment will still get its seal, and a frame may need a new segment with a header.
+        if self._used + length + PAGE_BYTES * (len(self._open) + 2) > self._capacity:
             return WriteResult(None, f"capacity: limit {self._capacity} bytes, used {self._used}")
         segment = self._segment_for(frame.bucket, length)
         location = FrameLocation(segment.number, segment.end, header, length)
@@ -90,18 +91,25 @@ class VirtualSsd:
         """Return the segment to append to, sealing what is in the way."""
         now = self._now()
         for other in [s for s in self._open.values() if now - s.used_at > IDLE_SECONDS_MAX]:
-            del self._open[other.bucket]
+            self._seal(other)
         segment = self._open.get(bucket)
-        if segment is not None and segment.frames and segment.end + length + PAGE_BYTES > self._segment_bytes:
+        is_full = segment is not None and segment.end + length + PAGE_BYTES > self._segment_bytes
+        if segment is not None and is_full and segment.end > PAGE_BYTES:
+            self._seal(segment)
             segment = None
         if segment is None:
-            if bucket not in self._open and len(self._open) >= OPEN_SEGMENTS_MAX:
-                del self._open[min(self._open.values(), key=lambda other: other.used_at).bucket]
+            if len(self._open) >= OPEN_SEGMENTS_MAX:
+                self._seal(min(self._open.values(), key=lambda other: other.used_at))
             segment = self._open[bucket] = _Segment(self._next, bucket, now, now)
             self._segments[self._next] = segment
             self._next += 1
             self._used += segment.bytes
         return segment
+
+    def _seal(self, segment: _Segment) -> None:
+        """Close a segment; a page says that it is whole."""
+        del self._open[segment.bucket]
+        self._grow(segment, PAGE_BYTES)
 
     def _grow(self, segment: _Segment, amount: int) -> None:
         segment.bytes += amount
