@@ -12,8 +12,8 @@ from kvstore.core.reclaim import Reclaim
 from kvstore.core.writeback import WriteBack
 
 SWEEP_NODES = 64
-SWEEP_EXPIRED = 4
-SWEEP_STEPS = 32
+SWEEP_EXPIRED = 1
+SWEEP_STEPS = 64
 STEPS_MAX = 128
 """Of a turn, each under the lock for a fraction of a millisecond. Of SWEEP_NODES that a step looks at
 SWEEP_EXPIRED at most give up their slots.
