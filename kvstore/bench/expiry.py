@@ -83,7 +83,8 @@ def _rows(bench: Bench, store: Store, prompt: bytes, *, what: str) -> Iterator[R
     calm = calm[: len(busy)]
     median, high = statistics.median(busy), float(np.quantile(busy, 0.999))
     usual_high = milliseconds(float(np.quantile(calm, 0.999)))
-    told = f"{usual_high} when nothing ends; {what}, {len(busy):,} matches of {PROMPT_BLOCKS} blocks in process, sparse segment files"
+    told = f"{len(busy):,} matches of {PROMPT_BLOCKS} blocks in process, sparse segment files"
+    told = f"{usual_high} when nothing ends; {what}, {told}"
     yield Row(rows.EXPIRY_P999, high / median, f"{milliseconds(high)} against {milliseconds(median)}; {told}")
     worst, usual = max(busy), max(calm)
     detail = f"{milliseconds(worst)} against {milliseconds(usual)} in {len(calm):,} matches before"
