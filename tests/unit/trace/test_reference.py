@@ -84,9 +84,9 @@ def test_chat_and_agents(name: str, row: str) -> None:
 @pytest.mark.slow
 def test_time_and_room_together_are_never_better_than_either() -> None:
     size, requests, reference = loaded(SYNTHETIC)
-    both = Simulator(block_tokens=size, ttl_seconds=180.0, capacity_blocks=8192).run(requests)
+    both = Simulator(block_tokens=size, ttl_seconds=60.0, capacity_blocks=8192).run(requests)
     rate = both.rates()["token_hit_rate"]
-    assert rate < min(reference["ttl_sliding"]["180s"]["tok"], reference["lru"]["8192"]["tok"])
+    assert rate <= min(reference["ttl_sliding"]["60s"]["tok"], reference["lru"]["8192"]["tok"])
     assert both.resident_blocks_peak <= 8192
 
 
