@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from kvstore.cli.output import (
     EXIT_FINE,
-    Sheet,
-    bytes_text,
-    count_text,
     duration_text,
     emit_json,
     progress,
 )
+from kvstore.cli.plan_policies import show_policies
+from kvstore.cli.plan_report import Outcome
 from kvstore.cli.traces import BlockOption, JsonOption, StrictOption, TraceArgument, read_trace, ttl_of
 from kvstore.errors import InvalidArgument
-from kvstore.trace.planner import Point, check_scale, knee_of, sweep, ttls_within
-from kvstore.trace.requests import TraceFile
+from kvstore.trace.planner import beyond, check_scale, sweep, ttls_within
+from kvstore.trace.prices import Prices, read_prices
+from kvstore.trace.requests import TraceFile, TraceRequest
+from kvstore.types import TtlMode
 
 TtlsOption = Annotated[
     str, typer.Option("--ttl", help="TTLs to try, comma separated; empty: the usual ones.")
@@ -38,6 +37,21 @@ TokenBytesOption = Annotated[
     ),
 ]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw it: a .png, .svg or .pdf file.")]
+PricesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--prices", metavar="FILE", help="TOML with prices: adds what each TTL costs, earns and pays back."
+    ),
+]
+PlanModeOption = Annotated[
+    TtlMode, typer.Option("--ttl-mode", help="sliding: from the last touch; fixed: from the write.")
+]
+PoliciesOption = Annotated[
+    bool,
+    typer.Option(
+        "--policies", help="Compare the orders of eviction at these capacities, and the best possible."
+    ),
+]
 JobsOption = Annotated[int, typer.Option("--jobs", min=1, help="Simulations at a time.")]
 
 
@@ -47,8 +61,11 @@ def plan(
     capacity_blocks: CapacitiesOption = "0",
     block_size: BlockOption = 0,
     bytes_per_token: TokenBytesOption = 0,
+    ttl_mode: PlanModeOption = TtlMode.SLIDING,
+    prices: PricesOption = None,
+    policies: PoliciesOption = False,
     plot: PlotOption = None,
-    jobs: JobsOption = max(1, min(4, os.cpu_count() or 1)),
+    jobs: JobsOption = max(1, min(2, os.cpu_count() or 1)),
     strict: StrictOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,42 +73,109 @@ def plan(
 
     The knee is the last TTL that still buys half a point of hit rate for every
     doubling of the blocks that stay. A trace cannot show reuse beyond its own
-    length: TTLs longer than it are left out, "never" stands for all of them.
+    length: TTLs longer than it are refused, "never" stands for all of them.
 
     Examples:
 
       kvstore plan trace.jsonl.gz --bytes-per-token 131072 --plot plan.png
 
       kvstore plan trace.jsonl.gz --ttl 10m,1h,inf --capacity-blocks 0,65536 --json
+
+      kvstore plan trace.jsonl.gz --policies --capacity-blocks 4096,16384,65536
     """
     file, requests = read_trace(trace, block_size=block_size, strict=strict)
-    duration = (requests[-1].timestamp_ms - requests[0].timestamp_ms) / 1000
-    ttls = [ttl_of(text) for text in ttl.split(",")] if ttl else list(ttls_within(duration))
     capacities = [_capacity(text) for text in capacity_blocks.split(",")]
-    check_scale(ttls, capacities)
-    with progress("plan", total=len(ttls) * len(capacities)) as bar:
-        points = sweep(
-            trace, block_tokens=file.block_tokens, ttls=ttls, capacities=capacities, jobs=jobs, on_done=bar.to
-        )
-    series = [points[i : i + len(ttls)] for i in range(0, len(points), len(ttls))]
-    knee = knee_of(series[0])
-    verdict = _verdict(series[0], knee, duration)
-    block_bytes = bytes_per_token * file.block_tokens
+    if policies:
+        show_policies(file, capacities, jobs=jobs, as_json=as_json)
+        raise typer.Exit(EXIT_FINE)
+    outcome = _outcome(
+        file,
+        requests,
+        ttls=[ttl_of(text) for text in ttl.split(",")] if ttl else [],
+        capacities=capacities,
+        ttl_mode=ttl_mode,
+        bytes_per_token=bytes_per_token,
+        prices=prices,
+        jobs=jobs,
+    )
     if plot is not None:
-        from kvstore.cli.plan_picture import draw
-
-        draw(
-            plot,
-            series[0],
-            knee,
-            title=f"{trace.name}: hit rate and what stays, by TTL",
-            block_bytes=block_bytes,
-        )
+        _draw(plot, outcome)
     if as_json:
-        emit_json(_document(file, duration, points, knee, verdict, block_bytes))
+        emit_json(outcome.document())
     else:
-        _sheet(len(requests), duration, series, knee, verdict, block_bytes).show()
+        outcome.sheet().show()
     raise typer.Exit(EXIT_FINE)
+
+
+def _outcome(
+    file: TraceFile,
+    requests: Sequence[TraceRequest],
+    *,
+    ttls: list[float],
+    capacities: list[int],
+    ttl_mode: TtlMode,
+    bytes_per_token: int,
+    prices: Path | None,
+    jobs: int,
+) -> Outcome:
+    duration = (requests[-1].timestamp_ms - requests[0].timestamp_ms) / 1000
+    asked = ttls or list(ttls_within(duration))
+    refused = beyond(asked, duration)
+    shown = [value for value in asked if value not in refused]
+    if refused and not shown:
+        raise InvalidArgument(_refusal(refused, duration))
+    check_scale(shown, capacities)
+    block_bytes = bytes_per_token * file.block_tokens
+    money = _prices(prices, block_bytes)
+    with progress("plan", total=len(shown) * len(capacities)) as bar:
+        points = sweep(
+            file.path,
+            block_tokens=file.block_tokens,
+            ttls=shown,
+            capacities=capacities,
+            ttl_mode=ttl_mode,
+            jobs=jobs,
+            on_done=bar.to,
+        )
+    return Outcome(
+        trace=file.path,
+        block_tokens=file.block_tokens,
+        requests=len(requests),
+        lines_skipped=file.lines_skipped,
+        duration_seconds=duration,
+        ttl_mode=ttl_mode,
+        series=[points[i : i + len(shown)] for i in range(0, len(points), len(shown))],
+        block_bytes=block_bytes,
+        prices=money,
+        refused=_refusal(refused, duration) if refused else "",
+    )
+
+
+def _draw(plot: Path, outcome: Outcome) -> None:
+    from kvstore.cli.plan_picture import draw
+
+    draw(
+        plot,
+        outcome.series[0],
+        outcome.knee,
+        title=f"{outcome.trace.name}: hit rate and what stays, by TTL",
+        since="write" if outcome.ttl_mode is TtlMode.FIXED else "last touch",
+        block_bytes=outcome.block_bytes,
+    )
+
+
+def _prices(path: Path | None, block_bytes: int) -> Prices | None:
+    if path is not None and not block_bytes:
+        raise InvalidArgument("--prices: storage is priced by bytes; --bytes-per-token is needed")
+    return read_prices(path) if path is not None else None
+
+
+def _refusal(ttls: Sequence[float], duration: float) -> str:
+    names = ", ".join(duration_text(ttl) for ttl in ttls)
+    return (
+        f"--ttl {names}: refused, this trace is {duration_text(duration)} long and cannot show reuse beyond "
+        "that; inf shows all that it has"
+    )
 
 
 def _capacity(text: str) -> int:
@@ -99,89 +183,3 @@ def _capacity(text: str) -> int:
         return int(text)
     except ValueError as error:
         raise InvalidArgument(f"--capacity-blocks {text}: must be a number of blocks") from error
-
-
-def _name(ttl_seconds: float) -> str:
-    return "never expires" if math.isinf(ttl_seconds) else duration_text(ttl_seconds)
-
-
-def _verdict(points: Sequence[Point], knee: int | None, duration: float) -> str:
-    """Return the answer in one sentence."""
-    longest = points[-1]
-    if knee is None:
-        return (
-            f"No knee: within the {duration_text(duration)} of this trace every longer TTL was worth its "
-            "bytes; only a longer trace can tell more."
-        )
-    chosen = points[knee]
-    worth = 100 * (longest.token_hit_rate - chosen.token_hit_rate)
-    cost = longest.resident_blocks_mean / max(1.0, chosen.resident_blocks_mean)
-    before = points[max(0, knee - 2) : knee + 1]
-    shown = ", ".join(f"{_name(point.ttl_seconds)} {point.token_hit_rate:.1%}" for point in before)
-    beyond = f"beyond {_name(chosen.ttl_seconds)} is worth {worth:.2f} points"
-    return f"{shown}; {beyond} and costs {cost:.1f}x the bytes."
-
-
-def _document(
-    file: TraceFile,
-    duration: float,
-    points: Sequence[Point],
-    knee: int | None,
-    verdict: str,
-    block_bytes: int,
-) -> dict[str, Any]:
-    rows = [
-        {
-            **asdict(point),
-            "resident_bytes_mean": round(point.resident_blocks_mean * block_bytes) if block_bytes else None,
-        }
-        for point in points
-    ]
-    return {
-        "trace": str(file.path),
-        "block_size": file.block_tokens,
-        "duration_seconds": duration,
-        "lines_skipped": file.lines_skipped,
-        "points": rows,
-        "knee_ttl_seconds": None if knee is None else points[knee].ttl_seconds,
-        "verdict": verdict,
-    }
-
-
-def _sheet(
-    requests: int,
-    duration: float,
-    series: Sequence[Sequence[Point]],
-    knee: int | None,
-    verdict: str,
-    block_bytes: int,
-) -> Sheet:
-    sheet = Sheet()
-    sheet.line(
-        f"{count_text(requests)} requests over {duration_text(duration)}; TTL counts from the last touch"
-    )
-    columns = ["TTL", "hit rate, tokens>", "second half>", "blocks, mean>", "peak>"]
-    columns += ["bytes, mean>"] if block_bytes else []
-    for points in series:
-        capacity = points[0].capacity_blocks
-        title = f"At most {count_text(capacity)} blocks" if capacity else "Room for all"
-        rows = [
-            _row(point, block_bytes, is_knee=points is series[0] and i == knee)
-            for i, point in enumerate(points)
-        ]
-        sheet.table(title, [*columns, ""], rows)
-    sheet.line(verdict)
-    return sheet
-
-
-def _row(point: Point, block_bytes: int, *, is_knee: bool) -> list[str]:
-    cells = [
-        _name(point.ttl_seconds),
-        f"{point.token_hit_rate:.2%}",
-        f"{point.token_hit_rate_half:.2%}",
-        count_text(point.resident_blocks_mean),
-        count_text(point.resident_blocks_peak),
-    ]
-    if block_bytes:
-        cells.append(bytes_text(point.resident_blocks_mean * block_bytes))
-    return [*cells, "<- knee" if is_knee else ""]

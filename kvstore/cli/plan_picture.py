@@ -14,7 +14,9 @@ SUFFIXES = (".png", ".svg", ".pdf")
 HIT_COLOUR, SIZE_COLOUR, KNEE_COLOUR = "#1f5fa8", "#c2571a", "#444444"
 
 
-def draw(path: Path, points: Sequence[Point], knee: int | None, *, title: str, block_bytes: int) -> None:
+def draw(
+    path: Path, points: Sequence[Point], knee: int | None, *, title: str, since: str, block_bytes: int
+) -> None:
     """Write the picture.
 
     Errors: InvalidArgument on a suffix that is none of .png, .svg, .pdf, or without matplotlib.
@@ -41,7 +43,7 @@ def draw(path: Path, points: Sequence[Point], knee: int | None, *, title: str, b
     hits.set_ylabel("hit rate, % of input tokens", color=HIT_COLOUR)
     hits.set_ylim(max(0.0, min(rates) - 12), min(100.0, max(rates) + 10))
     hits.set_xticks(list(places), [_tick(point.ttl_seconds) for point in points])
-    hits.set_xlabel("TTL since the last touch")
+    hits.set_xlabel(f"TTL since the {since}")
     hits.grid(axis="y", alpha=0.25)
     size = hits.twinx()
     size.bar(places, sizes, width=0.5, color=SIZE_COLOUR, alpha=0.25)

@@ -6,13 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, TypeVar
 
+from kvstore.core.eviction import POLICIES
 from kvstore.errors import InvalidArgument
+from kvstore.trace.optimum import Future
 from kvstore.trace.requests import TraceFile, TraceRequest
 from kvstore.trace.simulator import Simulator
+from kvstore.types import TtlMode
+
+Result = TypeVar("Result")
 
 HOUR, DAY = 3600.0, 86400.0
 TTL_SECONDS = (60.0, 180.0, 300.0, 600.0, 1800.0, HOUR, 4 * HOUR, 12 * HOUR, DAY, 3 * DAY, 7 * DAY)
@@ -30,6 +35,8 @@ class Point:
     token_hit_rate_half: float
     resident_blocks_mean: float
     resident_blocks_peak: int
+    input_tokens: int
+    hit_tokens: int
 
 
 def ttls_within(duration_seconds: float) -> tuple[float, ...]:
@@ -37,18 +44,30 @@ def ttls_within(duration_seconds: float) -> tuple[float, ...]:
     return (*(ttl for ttl in TTL_SECONDS if ttl <= duration_seconds), math.inf)
 
 
+def beyond(ttls: Sequence[float], duration_seconds: float) -> list[float]:
+    """Return the TTLs that a trace of this length can say nothing of: it shows no reuse beyond itself."""
+    return [ttl for ttl in ttls if duration_seconds < ttl < math.inf]
+
+
 _loaded: dict[str, tuple[int, list[TraceRequest]]] = {}
 """The trace of this worker process, read once."""
 
 
-def _simulate(path: str, block_tokens: int, ttl_seconds: float, capacity_blocks: int) -> Point:
+def _load(path: str, block_tokens: int) -> tuple[int, list[TraceRequest]]:
     if path not in _loaded:
         file = TraceFile(Path(path), block_tokens=block_tokens)
         _loaded[path] = (file.block_tokens, file.sorted())
-    size, requests = _loaded[path]
-    tally = Simulator(block_tokens=size, ttl_seconds=ttl_seconds, capacity_blocks=capacity_blocks).run(
-        requests
+    return _loaded[path]
+
+
+def _simulate(
+    path: str, block_tokens: int, ttl_seconds: float, capacity_blocks: int, ttl_mode: TtlMode
+) -> Point:
+    size, requests = _load(path, block_tokens)
+    simulator = Simulator(
+        block_tokens=size, ttl_seconds=ttl_seconds, ttl_mode=ttl_mode, capacity_blocks=capacity_blocks
     )
+    tally = simulator.run(requests)
     rates = tally.rates()
     return Point(
         ttl_seconds,
@@ -57,6 +76,8 @@ def _simulate(path: str, block_tokens: int, ttl_seconds: float, capacity_blocks:
         rates["token_hit_rate_half"],
         tally.resident_blocks_mean,
         tally.resident_blocks_peak,
+        tally.input_tokens,
+        tally.hit_tokens,
     )
 
 
@@ -66,44 +87,104 @@ def sweep(
     block_tokens: int,
     ttls: Sequence[float],
     capacities: Sequence[int],
+    ttl_mode: TtlMode = TtlMode.SLIDING,
     jobs: int,
     on_done: Callable[[int], None],
 ) -> list[Point]:
-    """Simulate every TTL at every capacity, `jobs` at a time; returns them by capacity, then TTL."""
-    wanted = [(ttl, capacity) for capacity in capacities for ttl in ttls]
+    """Simulate every TTL at every capacity, `jobs` at a time; returns them by capacity, then TTL.
+
+    Every point is simulated, none is inferred from its neighbours: a fixed TTL is not monotone.
+    """
+    wanted = [(str(path), block_tokens, ttl, room, ttl_mode) for room in capacities for ttl in ttls]
+    return _all_of(_simulate, wanted, jobs=jobs, on_done=on_done)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Hit rates of the orders of eviction at a capacity, and of a cache that knows the future."""
+
+    capacity_blocks: int
+    token_hit_rates: dict[str, float]
+    optimum: float
+
+    @property
+    def gap(self) -> float:
+        """How far least recently used is from the bound."""
+        return self.optimum - self.token_hit_rates["lru"]
+
+    def closed(self, policy: str) -> float:
+        """The share of that gap that a policy closes."""
+        gained = self.token_hit_rates[policy] - self.token_hit_rates["lru"]
+        return gained / self.gap if self.gap > 0 else 0.0
+
+
+def compare(
+    path: Path,
+    *,
+    block_tokens: int,
+    capacities: Sequence[int],
+    jobs: int,
+    on_done: Callable[[int], None],
+) -> list[Comparison]:
+    """Run every order of eviction at every capacity, nothing expiring, beside the bound of `optimum`."""
+    names = [*POLICIES, ""]
+    wanted = [(str(path), block_tokens, room, name) for room in capacities for name in names]
+    rates = _all_of(_rate, wanted, jobs=jobs, on_done=on_done)
+    rows = [rates[i : i + len(names)] for i in range(0, len(rates), len(names))]
+    return [
+        Comparison(room, dict(zip(POLICIES, row, strict=False)), row[-1])
+        for room, row in zip(capacities, rows, strict=True)
+    ]
+
+
+def _rate(path: str, block_tokens: int, capacity_blocks: int, policy: str) -> float:
+    """Return the token hit rate of a policy, or with "" the bound."""
+    size, requests = _load(path, block_tokens)
+    if policy:
+        simulator = Simulator(block_tokens=size, capacity_blocks=capacity_blocks, policy=POLICIES[policy]())
+        return simulator.run(requests).rates()["token_hit_rate"]
+    hits = Future(requests).hit_tokens(block_tokens=size, capacity_blocks=capacity_blocks)
+    return hits / max(1, sum(request.input_tokens for request in requests))
+
+
+def _all_of(
+    work: Callable[..., Result],
+    wanted: Sequence[tuple[Any, ...]],
+    *,
+    jobs: int,
+    on_done: Callable[[int], None],
+) -> list[Result]:
+    """Do independent pieces of work, `jobs` processes at a time; each of them reads the trace once."""
+    found: dict[int, Result] = {}
     if jobs == 1:
-        return _one_by_one(str(path), block_tokens, wanted, on_done)
-    found: dict[tuple[float, int], Point] = {}
-    # A fresh interpreter each: a fork would inherit whatever threads the caller runs.
-    with ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(_simulate, str(path), block_tokens, ttl, room) for ttl, room in wanted]
-        for done, future in enumerate(as_completed(futures), 1):
-            point = future.result()
-            found[(point.ttl_seconds, point.capacity_blocks)] = point
-            on_done(done)
-    return [found[key] for key in wanted]
-
-
-def _one_by_one(
-    path: str, block_tokens: int, wanted: Sequence[tuple[float, int]], on_done: Callable[[int], None]
-) -> list[Point]:
-    points = []
-    for ttl, room in wanted:
-        points.append(_simulate(path, block_tokens, ttl, room))
-        on_done(len(points))
-    _loaded.clear()
-    return points
+        for index, arguments in enumerate(wanted):
+            found[index] = work(*arguments)
+            on_done(len(found))
+        _loaded.clear()
+    else:
+        # A fresh interpreter each: a fork would inherit whatever threads the caller runs.
+        with ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=get_context("spawn")) as pool:
+            futures = {pool.submit(work, *arguments): i for i, arguments in enumerate(wanted)}
+            for future in as_completed(futures):
+                found[futures[future]] = future.result()
+                on_done(len(found))
+    return [found[index] for index in range(len(wanted))]
 
 
 def knee_of(points: Sequence[Point]) -> int | None:
     """Return the index of the last TTL that was worth its bytes, None when the whole scale was.
 
-    From one TTL to the next, the gain is weighed per doubling of the mean of resident blocks.
+    The gain over the best of the shorter ones is weighed per doubling of the mean of resident blocks: a fixed
+    TTL is not monotone, and to climb out of a dip is no gain.
     """
     if len(points) < 2:
         return None
-    worth = [_points_per_doubling(a, b) >= POINTS_PER_DOUBLING for a, b in pairwise(points)]
-    last = max((index + 1 for index, is_worth in enumerate(worth) if is_worth), default=0)
+    best = last = 0
+    for index, point in enumerate(points[1:], 1):
+        if _points_per_doubling(points[best], point) >= POINTS_PER_DOUBLING:
+            last = index
+        if point.token_hit_rate > points[best].token_hit_rate:
+            best = index
     return None if last == len(points) - 1 else last
 
 
