@@ -89,8 +89,7 @@ class Load(threading.Thread):
 def test_ends_of_different_age_serve_each_other_under_load(home: Home, change: Change) -> None:
     """An older one hears only the fields of protocol 1, a later one says more than the other knows."""
     there = f"unix:{home.root}/pipe.sock"
-    served = Served(home).__enter__()
-    with Pipe(there, home.address, change=change) as pipe:
+    with Served(home) as served, Pipe(there, home.address, change=change) as pipe:
         ends = [(there, Transport.MAPPED), (there, Transport.FRAMED), (home.address, Transport.MAPPED)]
         clients = [
             Load(address, seed=index, transport=transport) for index, (address, transport) in enumerate(ends)
