@@ -8,11 +8,13 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from kvstore.errors import TierUnavailable
 from kvstore.testing.frames import BuiltFrame, FrameBuilder
 from kvstore.testing.tier_suite import assert_reads_back
 from kvstore.tiers.base import FrameLocation, SliceTouch, TouchNote
@@ -106,24 +108,27 @@ class RandomRun:
         assert self.is_faulty or self.tier.healthy().detail or len(kept) == len(places)
         self.oracle.promised |= {built.keys: place for built, place in zip(frames, kept, strict=False)}
 
-    def _forget(self, chosen: list[bytes]) -> None:
+    def _forget(self, chosen: list[bytes], answer: Future[int]) -> None:
+        """They are no longer promised; they may return only if the tier says so."""
         for keys in chosen:
             del self.oracle.promised[keys]
-            if not self.is_faulty:
-                self.oracle.gone.add(keys)
+        try:
+            answer.result(WAIT_SECONDS)
+            self.oracle.gone.update(chosen)
+        except TierUnavailable:
+            assert self.is_faulty or self.tier.healthy().detail
 
     def delete(self) -> None:
         chosen = self.random.sample(sorted(self.oracle.promised), k=min(3, len(self.oracle.promised)))
-        self.tier.delete([self.oracle.promised[keys] for keys in chosen]).result(WAIT_SECONDS)
-        self._forget(chosen)
+        self._forget(chosen, self.tier.delete([self.oracle.promised[keys] for keys in chosen]))
 
     def unlink(self) -> None:
         infos = self.tier.segments()
         if not infos:
             return
         segment = self.random.choice(infos).segment
-        self.tier.unlink([segment]).result(WAIT_SECONDS)
-        self._forget([keys for keys, place in self.oracle.promised.items() if place.segment == segment])
+        inside = [keys for keys, place in self.oracle.promised.items() if place.segment == segment]
+        self._forget(inside, self.tier.unlink([segment]))
 
     def touch(self) -> None:
         self.tier.annotate(
