@@ -14,10 +14,14 @@ from kvstore.bench.rows import Row, RowSpec
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that are measured together. `run` of its module yields each of them once, in order."""
+    """Rows that are measured together. `run` of its module yields each of them once, in order.
+
+    One that computes with a model takes minutes and other packages: it runs only when it is named.
+    """
 
     name: str
     rows: tuple[RowSpec, ...]
+    takes_model: bool = False
 
     def run(self, bench: Bench) -> Iterator[Row]:
         """Measure; the module is imported only now."""
@@ -36,7 +40,11 @@ GROUPS: dict[str, Group] = {
         Group("clients", (rows.CLIENTS_4, rows.CLIENTS_16)),
         Group("framed", (rows.FRAMED,)),
         Group("prefetch", (rows.PREFETCH,)),
-        Group("vllm", (rows.VLLM_WARM_HOST, rows.VLLM_LOOKUP, rows.VLLM_WARM_SSD, rows.VLLM_SAVING)),
+        Group(
+            "vllm",
+            (rows.VLLM_WARM_HOST, rows.VLLM_LOOKUP, rows.VLLM_WARM_SSD, rows.VLLM_SAVING),
+            takes_model=True,
+        ),
         Group(
             "engine",
             (
@@ -46,7 +54,9 @@ GROUPS: dict[str, Group] = {
                 rows.ENGINE_VS_HF_PREFILL,
                 rows.ENGINE_VS_HF_DECODE,
             ),
+            takes_model=True,
         ),
         Group("expiry", (rows.EXPIRY_P999, rows.EXPIRY_MAX)),
     )
 }
+DEFAULT = tuple(name for name, group in GROUPS.items() if not group.takes_model)

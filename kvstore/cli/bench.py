@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.bench.groups import GROUPS, Group
+from kvstore.bench.groups import DEFAULT, GROUPS, Group
 from kvstore.bench.harness import ROUNDS, ROUNDS_QUICK, Bench
 from kvstore.bench.machine import describe
 from kvstore.bench.rows import Row
@@ -34,7 +34,7 @@ NamesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="NAME...",
-        help=f"Groups to run: {', '.join(GROUPS)}. Without one, all.",
+        help=f"Groups to run: {', '.join(GROUPS)}. Without one: {', '.join(DEFAULT)}.",
         show_default=False,
     ),
 ]
@@ -78,7 +78,7 @@ def bench(
 
       kvstore bench host put --rounds 31 --json result.json
     """
-    chosen = choose(names or list(GROUPS))
+    chosen = choose(names or DEFAULT)
     disk = (directory or Path(tempfile.gettempdir())).absolute()
     for path in (disk, shared_memory):
         if not path.is_dir():
