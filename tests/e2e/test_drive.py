@@ -95,7 +95,7 @@ def test_in_wall_time_a_daemon_does_as_simulated(
     assert space["blocks"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupt_leaves_nothing_behind(trace: Path, daemon: ChildDaemon) -> None:
     command = [sys.executable, "-m", "kvstore.cli.main", "drive", str(trace), "-a", daemon.address]
     child = subprocess.Popen([*command, "--speed", "0.01x"], stderr=subprocess.PIPE, text=True)
