@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 
 from kvstore.bench import prompt, rows
 from kvstore.bench.harness import Bench, timed
-from kvstore.bench.prompt import BLOCK_BYTES, BLOCKS, DEADLINE_SECONDS, Array, Prompt
+from kvstore.bench.prompt import (
+    BLOCK_BYTES,
+    BLOCKS,
+    DEADLINE_SECONDS,
+    PROMPTS_IN_TURN,
+    TURN_ARENA_BYTES,
+    Array,
+    Prompt,
+)
 from kvstore.bench.rows import Row
 from kvstore.client import Client
 from kvstore.errors import DeadlineExceeded, TierUnavailable
-from kvstore.types import AckTier, MatchMode
+from kvstore.types import MatchMode
 
-PROMPTS = 3
-ARENA_BYTES = 96 << 20
-"""Room for one prompt and a third of another: of three in turn, each has left host memory when it is due."""
 POLL_SECONDS = 0.002
 
 
@@ -24,13 +28,8 @@ def run(bench: Bench) -> Iterator[Row]:
     """Measure the row of the group."""
     source = prompt.random_bytes(BLOCKS, BLOCK_BYTES, seed=8)
     into = prompt.warm_buffer(BLOCKS, BLOCK_BYTES)
-    with bench.daemon(arena_bytes=ARENA_BYTES) as child, Client(child.address) as client:
-        namespace = client.open(prompt.block_major("prefetch"))
-        prompts = [Prompt.draw(namespace, BLOCKS, seed=seed) for seed in range(PROMPTS)]
-        for stored in prompts:
-            bench.tell("storing prompts on SSD")
-            stored.store(source, ack=AckTier.SSD)
-        turn = itertools.cycle(prompts)
+    with bench.daemon(arena_bytes=TURN_ARENA_BYTES) as child, Client(child.address) as client:
+        turn = Prompt.in_turn(client.open(prompt.block_major("prefetch")), source, tell=bench.tell)
 
         def prefetched() -> float:
             due = next(turn)
@@ -43,7 +42,7 @@ def run(bench: Bench) -> Iterator[Row]:
             _first_block(due, into)
             return timed(lambda: _first_block(due, into))
 
-        timings = bench.alternate("prefetch", warm_up=PROMPTS, prefetched=prefetched, hit=resident)
+        timings = bench.alternate("prefetch", warm_up=PROMPTS_IN_TURN, prefetched=prefetched, hit=resident)
     yield timings.row(rows.PREFETCH, "prefetched", "hit", note="match, and one block copied")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,9 @@ LAYERS = 44
 """DeepSeek-V4.1: 600 blocks of 128 tokens are a prompt of 77K."""
 LAYER_RANGES = 11
 DEADLINE_SECONDS = 20.0
+PROMPTS_IN_TURN = 3
+TURN_ARENA_BYTES = 96 << 20
+"""Room for one prompt and a third of another."""
 Array = npt.NDArray[np.uint8]
 
 
@@ -96,6 +100,19 @@ class Prompt:
         if put.present < self.blocks:
             outcomes = ", ".join(f"{run.count} {run.outcome}" for run in put.outcomes) or str(put.reason)
             raise TierUnavailable(f"put of {self.blocks} blocks: {outcomes}")
+
+    @staticmethod
+    def in_turn(
+        namespace: OpenNamespace, source: Buffers, *, tell: Callable[[str], None]
+    ) -> Iterator[Prompt]:
+        """Store three prompts on SSD and return them in turn, for ever. Of a daemon with an arena of
+        `TURN_ARENA_BYTES` each has left host memory when it is due.
+        """
+        prompts = [Prompt.draw(namespace, BLOCKS, seed=seed) for seed in range(PROMPTS_IN_TURN)]
+        for prompt in prompts:
+            tell("storing prompts on SSD")
+            prompt.store(source, ack=AckTier.SSD)
+        return itertools.cycle(prompts)
 
     def match_once(self) -> None:
         """Match and release.

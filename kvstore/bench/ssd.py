@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvstore.bench import fio, prompt, rows
 from kvstore.bench.harness import Bench, timed
 from kvstore.bench.local_tier import LocalTier
-from kvstore.bench.prompt import BLOCK_BYTES, BLOCKS, Array, Prompt
+from kvstore.bench.prompt import BLOCK_BYTES, BLOCKS, PROMPTS_IN_TURN, TURN_ARENA_BYTES, Array, Prompt
 from kvstore.bench.rows import Row
 from kvstore.client import Client
 from kvstore.errors import TierUnavailable
-from kvstore.types import AckTier, Tier
+from kvstore.types import Tier
 
 WINDOW_SECONDS, WINDOW_SECONDS_QUICK = 1.0, 0.5
 BAR_HUGE_PAGES = 0.9
-PROMPTS = 3
-ARENA_BYTES = 96 << 20
-"""Room for one prompt and a third of another: of three in turn, each has left host memory when it is due."""
 
 
 def run(bench: Bench) -> Iterator[Row]:
@@ -65,19 +61,16 @@ def _read(bench: Bench, local: LocalTier) -> Row:
 
 def _hit(bench: Bench, local: LocalTier, payload: Array) -> Row:
     into = prompt.warm_buffer(BLOCKS, BLOCK_BYTES)
-    with bench.daemon(arena_bytes=ARENA_BYTES) as child, Client(child.address) as client:
-        namespace = client.open(prompt.block_major("ssd"))
-        prompts = [Prompt.draw(namespace, BLOCKS, seed=seed) for seed in range(PROMPTS)]
-        for stored in prompts:
-            bench.tell("storing prompts on SSD")
-            stored.store(payload, ack=AckTier.SSD)
-        turn = itertools.cycle(prompts)
+    with bench.daemon(arena_bytes=TURN_ARENA_BYTES) as child, Client(child.address) as client:
+        turn = Prompt.in_turn(client.open(prompt.block_major("ssd")), payload, tell=bench.tell)
 
         def hit() -> float:
             due = next(turn)
             return timed(lambda: _fetch_from_ssd(due, into))
 
-        timings = bench.alternate("ssd_hit", warm_up=PROMPTS, hit=hit, read=lambda: timed(local.read_all))
+        timings = bench.alternate(
+            "ssd_hit", warm_up=PROMPTS_IN_TURN, hit=hit, read=lambda: timed(local.read_all)
+        )
     return timings.row(rows.SSD_HIT, "hit", "read", note="every block from SSD, digests checked twice")
 
 

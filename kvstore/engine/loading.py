@@ -38,12 +38,11 @@ class Load:
     Threads: one fills it, any may wait.
     """
 
-    def __init__(self, match: Match, *, first: int, pages: Sequence[int], stages: int) -> None:
+    def __init__(self, match: Match, *, first: int, pages: Sequence[int]) -> None:
         self.match = match
         self.first = first
         self.pages = tuple(pages)
         self._changed = threading.Condition()
-        self._stages_wanted = stages
         self._stages_there = 0
         self._result: Loaded | None = None
 
@@ -100,7 +99,7 @@ class Loader:
         """Begin to load blocks [first, first + len(pages)) of a match, for at most `seconds`. The lease is
         released at the end.
         """
-        load = Load(match, first=first, pages=pages, stages=len(self._pool.stages))
+        load = Load(match, first=first, pages=pages)
         self._threads.submit(self._run, load, self._clock.monotonic() + seconds)
         return load
 
