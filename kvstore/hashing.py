@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from kvstore.errors import InvalidArgument
 from kvstore.types import HASH_BYTES, BlockHash, Fingerprint
@@ -75,6 +76,22 @@ def _block_hash(parent: bytes, token_bytes: bytes, extras: Sequence[bytes]) -> b
         state.update(struct.pack("<I", len(extra)))
         state.update(extra)
     return state.digest()
+
+
+def tensors_fingerprint(
+    tensors: Iterable[tuple[str, str, Sequence[int], memoryview]], *, person: bytes
+) -> str:
+    """Return a fingerprint of all tensors in the order given: of every byte, of name, dtype and shape.
+
+    Always computed afresh: a file's name and time do not prove what a process has in memory. xxh3-128 reads
+    10 GB/s and more; it catches accidents, not a forger, who could as well write to the store directly.
+    `person` tells who named the tensors.
+    """
+    names = hashlib.blake2b(digest_size=HASH_BYTES, person=person)
+    for name, dtype, shape, plain in tensors:
+        names.update(f"{name}\0{dtype}\0{list(shape)}\0".encode())
+        names.update(xxhash.xxh3_128_digest(plain))
+    return f"xxh3-{names.hexdigest()}"
 
 
 def reroot(root: BlockHash, foreign: Sequence[bytes]) -> bytes:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-import xxhash
 
 from engine_adapters.transformers.packing import PACKING, KvShape
 from kvstore.errors import InvalidArgument
+from kvstore.hashing import tensors_fingerprint
 from kvstore.namespace import Namespace
 
 # Positional parameters by name; families invent new ones, so a part of the name decides.
@@ -28,17 +28,17 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 def weights_fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return a fingerprint of every byte of every tensor, and of its name, dtype and shape.
-
-    Always computed afresh: a file's name and time do not prove what a process has in memory. xxh3-128 reads
-    10 GB/s and more; it catches accidents, not a forger, who could as well write to the store directly.
-    """
-    names = hashlib.blake2b(digest_size=32, person=b"kvstore hf wts")
-    for name, tensor in sorted(tensors, key=lambda item: item[0]):
-        plain = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
-        names.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        names.update(xxhash.xxh3_128_digest(plain))
-    return f"xxh3-{names.hexdigest()}"
+    """Return a fingerprint of every byte of every tensor, and of its name, dtype and shape."""
+    plain = (
+        (
+            name,
+            str(t.dtype),
+            t.shape,
+            t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data,
+        )
+        for name, t in sorted(tensors, key=lambda item: item[0])
+    )
+    return tensors_fingerprint(plain, person=b"kvstore hf wts")
 
 
 def canonical(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-import xxhash
 
 from kvstore.engine.config import Family, ModelConfig
 from kvstore.errors import InvalidArgument
+from kvstore.hashing import tensors_fingerprint
 
 Tensors = Mapping[str, torch.Tensor]
 """Keys and queries in the half-rotated order; Gemma's norms with the 1 already added."""
@@ -109,12 +108,16 @@ def _named(tensors: Tensors, name: str) -> torch.Tensor:
 
 def fingerprint(tensors: Tensors) -> str:
     """Return a fingerprint of every byte, dtype and shape of all tensors; for accidents, not for forgers."""
-    names = hashlib.blake2b(digest_size=32, person=b"kvstore eng wts")
-    for name, tensor in sorted(tensors.items()):
-        plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        names.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        names.update(xxhash.xxh3_128_digest(plain))
-    return f"xxh3-{names.hexdigest()}"
+    plain = (
+        (
+            name,
+            str(t.dtype),
+            t.shape,
+            t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data,
+        )
+        for name, t in sorted(tensors.items())
+    )
+    return tensors_fingerprint(plain, person=b"kvstore eng wts")
 
 
 def read_gguf(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
