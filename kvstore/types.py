@@ -19,6 +19,8 @@ SEGMENTS_MAX = 8
 """A block is cut into at most this many separately digested segments."""
 LEASE_SECONDS_MAX = 60.0
 RESERVATION_SECONDS = 60.0
+PART_WAIT_SECONDS = 10.0
+"""So long the parts of a put that are there keep other puts away while further ranks are due."""
 
 BlockHash = NewType("BlockHash", bytes)
 """32 bytes. Many hashes travel packed: one bytes object of 32 x n."""

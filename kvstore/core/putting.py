@@ -34,7 +34,7 @@ from kvstore.core.shares import Share
 from kvstore.core.writeback import WriteBack
 from kvstore.errors import LeaseExpired, Overloaded
 from kvstore.tiers.base import FrameKind
-from kvstore.types import HASH_BYTES, RESERVATION_SECONDS, PutOutcome
+from kvstore.types import HASH_BYTES, PART_WAIT_SECONDS, RESERVATION_SECONDS, PutOutcome, split_keys
 
 
 class Published:
@@ -113,11 +113,24 @@ class Putting:
         if known is not None:
             self._checks.joins(known, request, pieces)
             return known
+        self._supersede(state, split_keys(request.keys), monotonic=monotonic)
         name = self._catalog.retention.named(request.retention_class).name
         put = PendingPut(state, request, retention_class=name, deadline=monotonic + RESERVATION_SECONDS)
         above, stretches = self._presence.look(put)
         self._renew(put, above, stretches, now=now)
         return put
+
+    def _supersede(self, state: NamespaceState, names: list[bytes], *, monotonic: float) -> None:
+        """Drop the puts of these blocks that wait in vain for a rank: one that lost its connection for a
+        moment must not keep the blocks away until the reservation ends.
+        """
+        if state.pending.keys().isdisjoint(names):
+            return
+        rivals = {id(put): put for name in names if (put := state.pending.get(name))}
+        for put in rivals.values():
+            started = put.deadline - RESERVATION_SECONDS
+            if not put.writers and monotonic >= started + PART_WAIT_SECONDS:
+                self._drop_incomplete(put)
 
     def _renew(self, put: PendingPut, above: Node | None, stretches: list[Stretch], *, now: float) -> None:
         """Touch what is present, and hold it: the put's own ancestors must not be evicted to make room for

@@ -86,6 +86,7 @@ def reserve(
         assert world.setting.pages < 100, "a client's share is small only in a small arena"
         return None
     if not joins:
+        model.supersede(put.keys, world.clock.monotonic())
         model.start(put, now)
     pieces = pieces or tuple(PartBlocks(index, 0, len(put.keys)) for index in model.required)
     parts = {

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from kvstore.api import BOUNDARIES_MAX, PartBlocks
 from kvstore.namespace import Namespace
 from kvstore.retention import DEFAULT_CLASS, RetentionClass
-from kvstore.types import Addressing, GroupKind, MissReason, TtlMode
+from kvstore.types import (
+    PART_WAIT_SECONDS,
+    RESERVATION_SECONDS,
+    Addressing,
+    GroupKind,
+    MissReason,
+    TtlMode,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -184,6 +191,12 @@ class ModelStore:
                 self.touch_path(key, put.retention_class, now, is_write=True, written=put.keys)
         if all(put.absent) and not self.flat:
             self.touch_path(put.parent, put.retention_class, now, is_write=True)
+
+    def supersede(self, keys: list[bytes], monotonic: float) -> None:
+        """A put of the same blocks that waits in vain for a rank makes way."""
+        for put in {id(p): p for key in keys if (p := self.pending.get(key))}.values():
+            if not put.writers and monotonic >= put.deadline - RESERVATION_SECONDS + PART_WAIT_SECONDS:
+                self.close(put)
 
     def wanted(self, put: ModelPut, piece: PartBlocks, now: float) -> list[bool]:
         """The blocks that a writer has to bring of a part; side blocks that are there are renewed."""

@@ -10,7 +10,7 @@ import pytest
 from kvstore import hashing
 from kvstore.api import CommitAnswer, CommitRequest, OutcomeRun, PartBlocks, PartDigests, ReserveRequest
 from kvstore.errors import InvalidArgument, LeaseExpired, UnknownNamespace
-from kvstore.types import AckTier, BlockHash, Fingerprint, MissReason, PutOutcome
+from kvstore.types import PART_WAIT_SECONDS, AckTier, BlockHash, Fingerprint, MissReason, PutOutcome
 from tests.support.driver import check_extents, fill, namespace, put
 from tests.support.integrity import check_integrity
 from tests.unit.core.rig import Rig
@@ -145,6 +145,31 @@ def test_a_put_whose_other_rank_never_comes_is_dropped() -> None:
     assert rig.events.total("kvstore_puts_incomplete_total") == 1
     put(rig.ladder, rig.space, rig.root, keys)
     assert rig.length(keys) == 3
+
+
+def test_a_put_that_waits_for_a_rank_makes_way_for_one_that_brings_all() -> None:
+    rig = Rig(space=namespace(parts=2))
+    keys = rig.keys(3)
+    put(rig.ladder, rig.space, rig.root, keys, put_id=b"x", parts=(PartBlocks(0, 0, 3),))
+    put(rig.ladder, rig.space, rig.root, rig.keys(4))
+    assert rig.length(keys) == 0, "the other rank may be on its way"
+    rig.tick(PART_WAIT_SECONDS)
+    put(rig.ladder, rig.space, rig.root, rig.keys(4))
+    assert rig.length(rig.keys(4)) == 4
+    late = put(rig.ladder, rig.space, rig.root, keys, put_id=b"x", parts=(PartBlocks(1, 0, 3),))
+    assert {run.outcome for run in late.outcomes} == {PutOutcome.DUPLICATE}
+    assert rig.ladder.gauges()["kvstore_host_used_bytes"] == 8 * 4096
+    check_integrity(rig.ladder)
+
+
+def test_a_put_with_a_writer_makes_no_way() -> None:
+    rig = Rig(space=namespace(parts=2))
+    keys = rig.keys(3)
+    whole = ReserveRequest(namespace=rig.space.fingerprint, parent=rig.root, keys=keys)
+    assert rig.ladder.reserve(whole).reservation
+    rig.tick(PART_WAIT_SECONDS)
+    second = rig.ladder.reserve(whole)
+    assert second.outcomes == (OutcomeRun(PutOutcome.IN_FLIGHT, 3),)
 
 
 def test_ranks_that_disagree_are_told_both_sides() -> None:
