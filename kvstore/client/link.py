@@ -157,7 +157,7 @@ class Link:
 
     def release(self, release: Release) -> None:
         """Give a lease back, one-way."""
-        self.session.tell(pb.SessionRequest(release=release_to_wire(release)))
+        self.session.release(release_to_wire(release))
 
     def abort(self, reservation: int) -> None:
         """Give a reservation back, without waiting for the answer."""

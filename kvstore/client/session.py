@@ -5,6 +5,7 @@ Knows request ids and the end of the stream; not what the verbs mean.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from kvstore.rpc.wire import error_from_call, error_from_wire
 _log = logging.getLogger(__name__)
 RIDE_SECONDS = 0.003
 """How long a release waits for a match that it can ride on: a message of its own wakes both ends."""
+_WAKE = pb.SessionRequest()
+"""Goes into the queue, not onto the wire: releases wait while the sender sleeps."""
 RIDERS_MAX = 64
 CLOSE_SECONDS = 0.2
 
@@ -52,6 +55,8 @@ class Session:
         self._on_orphan = on_orphan
         self._on_end = on_end
         self._outgoing: SimpleQueue[pb.SessionRequest | None] = SimpleQueue()
+        self._riders: list[pb.ReleaseRequest] = []
+        self._sender_sleeps = False
         self._lock = threading.Lock()
         self._number = 0
         self._waiting: dict[int, OnReply | None] = {}
@@ -82,7 +87,10 @@ class Session:
             self._waiting[number] = on_reply
             if on_progress is not None:
                 self._listening[number] = on_progress
-            self._outgoing.put(request)
+            if request.HasField("match"):
+                request.match.release.extend(self._riders)
+                self._riders.clear()
+            self._say(request)
         return number
 
     def ask(
@@ -95,7 +103,7 @@ class Session:
         waiter = _Waiter()
         number = self.submit(request, waiter.put, on_progress=on_progress)
         try:
-            arrived = waiter.arrived.wait(seconds)
+            arrived = waiter.wait(seconds)
         except BaseException:  # a signal's: what is answered now is nobody's
             self.abandon(number)
             raise
@@ -104,11 +112,29 @@ class Session:
             raise DeadlineExceeded(f"{verb}: no answer from the daemon within {seconds:.3f} s")
         return waiter.take()
 
-    def tell(self, request: pb.SessionRequest) -> None:
-        """Send a one-way message; when the session is over it is dropped, and so is all that it could end."""
+    def release(self, release: pb.ReleaseRequest) -> None:
+        """Give a lease back, one-way: with the next match, or by itself a moment later. When the session is
+        over it is dropped, and so is all that it could end.
+        """
         with self._lock:
-            if self._end is None:
-                self._outgoing.put(request)
+            if self._end is not None:
+                return
+            self._riders.append(release)
+            if len(self._riders) >= RIDERS_MAX:
+                self._say_riders()
+            elif self._sender_sleeps:
+                self._sender_sleeps = False
+                self._outgoing.put(_WAKE)
+
+    def _say(self, request: pb.SessionRequest | None) -> None:
+        """Queue a message behind the releases that were said before it. Call with the lock."""
+        self._say_riders()
+        self._outgoing.put(request)
+
+    def _say_riders(self) -> None:
+        for release in self._riders:
+            self._outgoing.put(pb.SessionRequest(release=release))
+        self._riders.clear()
 
     def abandon(self, number: int) -> bool:
         """Stop waiting for a reply; False when it has been delivered. A late one goes to `on_orphan`."""
@@ -137,28 +163,25 @@ class Session:
         self._call.cancel()
 
     def _requests(self) -> Iterator[pb.SessionRequest]:
-        """Yield what goes out, on gRPC's own thread. A release waits a moment for a match to ride on."""
-        held: list[pb.SessionRequest] = []
-        while True:
-            try:
-                request = self._outgoing.get(timeout=RIDE_SECONDS if held else None)
-            except Empty:
-                request = None
-            else:
-                if request is None:
-                    yield from held
-                    return
-                if request.WhichOneof("verb") == "release" and len(held) < RIDERS_MAX:
-                    held.append(request)
-                    continue
-                if request.WhichOneof("verb") == "match":
-                    request.match.release.extend(rider.release for rider in held)
-                    held.clear()
-            # In the order they were said: nothing overtakes a release.
-            yield from held
-            held.clear()
-            if request is not None:
+        """Yield what goes out, on gRPC's own thread."""
+        while (request := self._next()) is not None:
+            if request is not _WAKE:
                 yield request
+
+    def _next(self) -> pb.SessionRequest | None:
+        """Return what is to go out next, None at the end.
+
+        While messages follow each other, releases wait without a word to this thread: the next match takes
+        them along, or it finds them when it has waited in vain. Only a sender that sleeps is woken for one.
+        """
+        with contextlib.suppress(Empty):
+            return self._outgoing.get(timeout=RIDE_SECONDS)
+        with self._lock:
+            self._sender_sleeps = not self._riders
+            self._say_riders()
+        request = self._outgoing.get()
+        self._sender_sleeps = False
+        return request
 
     def _read(self) -> None:
         error: KVStoreError = TierUnavailable("session: the daemon ended it")
@@ -204,7 +227,7 @@ class Session:
             listening = list(self._listening.values())
             self._waiting.clear()
             self._listening.clear()
-        self._outgoing.put(None)
+            self._say(None)
         for on_reply in waiting:
             on_reply(error)
         for listener in listening:
@@ -213,20 +236,25 @@ class Session:
 
 
 class _Waiter:
-    """Where a blocking caller waits for its outcome."""
+    """Where a blocking caller waits for its outcome: a lock is woken sooner than an Event."""
 
-    __slots__ = ("_outcome", "arrived")
+    __slots__ = ("_arrived", "_outcome")
 
     def __init__(self) -> None:
-        self.arrived = threading.Event()
+        self._arrived = threading.Lock()
+        self._arrived.acquire()
         self._outcome: Outcome | None = None
 
     def put(self, outcome: Outcome) -> None:
         self._outcome = outcome
-        self.arrived.set()
+        self._arrived.release()
+
+    def wait(self, seconds: float) -> bool:
+        return self._arrived.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
     def take(self) -> pb.SessionReply:
-        self.arrived.wait()
+        if self._outcome is None:
+            self._arrived.acquire()
         assert self._outcome is not None
         if isinstance(self._outcome, KVStoreError):
             raise self._outcome
