@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -24,7 +25,7 @@ class Events:
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
-        key = (name, tuple(sorted(labels.items())))
+        key = (name, tuple(sorted(labels.items())) if labels else ())
         with self._lock:
             self._counters[key] += amount
 
@@ -33,11 +34,7 @@ class Events:
         key = (name, tuple(sorted(labels.items())))
         with self._lock:
             cells = self._histograms.setdefault(key, [0.0] * (len(self.BUCKETS_SECONDS) + 2))
-            index = next(
-                (i for i, edge in enumerate(self.BUCKETS_SECONDS) if seconds <= edge),
-                len(self.BUCKETS_SECONDS),
-            )
-            cells[index] += 1
+            cells[bisect_left(self.BUCKETS_SECONDS, seconds)] += 1
             cells[-1] += seconds
 
     def counters(self) -> Mapping[tuple[str, Labels], float]:

@@ -47,6 +47,8 @@ class Lease:
         self.keys = request.keys[: self.blocks * HASH_BYTES]
         self.items = items
         self.side = side
+        self.all_items = items + side
+        """Stretches of the required parts, then of the side parts."""
         self.tiers = tiers
         self.retention_class = retention_class
         self.asked = asked
@@ -59,11 +61,6 @@ class Lease:
         self.delivered = [0]
         self.listeners: list[OnProgress] = []
         self._table = table
-
-    @property
-    def all_items(self) -> list[Item]:
-        """Stretches of the required parts, then of the side parts."""
-        return self.items + self.side
 
     def loaded(self, load: Load, good: int, reason: MissReason | None) -> None:
         """A load came back: pass on what is readable now, or shorten the lease."""
@@ -205,8 +202,11 @@ class LeaseTable:
 
     @staticmethod
     def _is_ready(lease: Lease) -> bool:
-        return not lease.waiting and all(
-            item.frame.resident(item.start, item.count).all() for item in lease.all_items
+        """Say whether all of it can be read, right after it was granted."""
+        return (
+            not lease.waiting
+            and all(run.tier is Tier.HOST for run in lease.tiers)
+            and all(item.frame.resident(item.start, item.count).all() for item in lease.side)
         )
 
     def watch(self, number: int, on_progress: OnProgress | None) -> Progress:

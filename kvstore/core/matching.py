@@ -190,10 +190,9 @@ def tier_runs(items: list[Item]) -> tuple[TierRun, ...]:
 
 
 def _stretches(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[tuple[int, int, bool]]:
-    if mask.all():
-        return [(0, len(mask), True)]
-    if not mask.any():
-        return [(0, len(mask), False)]
+    there = np.count_nonzero(mask)
+    if there in (0, len(mask)):
+        return [(0, len(mask), bool(there))]
     edges = np.flatnonzero(np.diff(mask)) + 1
     starts = [0, *edges.tolist()]
     ends = [*edges.tolist(), len(mask)]

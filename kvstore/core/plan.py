@@ -24,6 +24,11 @@ class Plan:
     touched: dict[Frame, None] = field(default_factory=dict)
     """Frames on SSD whose touches changed."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Say whether nothing is asked for."""
+        return not (self.calls or self.touched or self.unlink or self.delete or self.barriers)
+
     def take(self) -> Plan:
         """Return what is collected and start afresh."""
         taken = Plan(self.calls, self.unlink, self.delete, self.barriers, self.touched)

@@ -34,7 +34,7 @@ from kvstore.core.writeback import WriteBack
 from kvstore.errors import InvalidArgument, ShuttingDown
 from kvstore.events import Events
 from kvstore.retention import SHIPPED_CLASSES, ClassTable, RetentionClass
-from kvstore.tiers.base import HostMemory, Tier
+from kvstore.tiers.base import HostMemory, Tier, TouchNote
 from kvstore.types import key_count
 
 _log = logging.getLogger(__name__)
@@ -116,17 +116,26 @@ class Wiring:
     @contextmanager
     def _decision(self) -> Iterator[None]:
         """Hold the lock for a decision, then carry out what it asks for."""
+        asked: tuple[Plan, list[TouchNote]] | None = None
         try:
             with self._lock:
-                yield
+                try:
+                    yield
+                finally:
+                    asked = self._asked_of_others()
         finally:
-            self._carry_out()
+            if asked is not None:
+                self._carry_out(*asked)
 
-    def _carry_out(self) -> None:
-        with self._lock:
-            plan = self._plan.take()
-            self._news.extend(plan.calls)
-            notes = touch_notes(self._retention, plan.touched, partial=self._catalog.partial)
+    def _asked_of_others(self) -> tuple[Plan, list[TouchNote]] | None:
+        """Return what a decision leaves to do once the lock is released; most leave nothing."""
+        if self._plan.is_empty:
+            return None
+        plan = self._plan.take()
+        self._news.extend(plan.calls)
+        return plan, touch_notes(self._retention, plan.touched, partial=self._catalog.partial)
+
+    def _carry_out(self, plan: Plan, notes: list[TouchNote]) -> None:
         if self._ssd is not None:
             if notes:
                 self._ssd.annotate(notes)
