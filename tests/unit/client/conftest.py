@@ -60,6 +60,13 @@ def keys_of(namespace: OpenNamespace, blocks: int) -> bytes:
     return namespace.hashes(list(range(4 * blocks)))
 
 
+def stored(namespace: OpenNamespace, blocks: int = 3) -> bytes:
+    """Put a prompt of that many blocks and return its keys."""
+    keys = keys_of(namespace, blocks)
+    assert namespace.put(namespace.root, keys, payload(blocks), deadline_seconds=SECONDS).stored == blocks
+    return keys
+
+
 def until(condition: Callable[[], object]) -> None:
     """Wait for something that another thread brings about."""
     import time

@@ -157,6 +157,7 @@ def test_a_put_that_waits_for_a_rank_makes_way_for_one_that_brings_all() -> None
     put(rig.ladder, rig.space, rig.root, rig.keys(4))
     assert rig.length(rig.keys(4)) == 4
     late = put(rig.ladder, rig.space, rig.root, keys, put_id=b"x", parts=(PartBlocks(1, 0, 3),))
+    assert late is not None
     assert {run.outcome for run in late.outcomes} == {PutOutcome.DUPLICATE}
     assert rig.ladder.gauges()["kvstore_host_used_bytes"] == 8 * 4096
     check_integrity(rig.ladder)
