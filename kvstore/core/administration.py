@@ -13,7 +13,7 @@ from kvstore.core.frames import Node
 from kvstore.core.hitrate import Cell, Key, summed
 from kvstore.core.ledger import Departed, LedgerImage
 from kvstore.core.oversight import Oversight
-from kvstore.core.purging import Purge, Target, below, remove_blocks, remove_runs
+from kvstore.core.purging import Purge, Target, below, remove_blocks, remove_runs, remove_unread
 from kvstore.core.report import run_info
 from kvstore.core.sweep import BATCH_NODES, Amount, Comparison, Effect, Forecast, Pause, no_pause, sweep
 from kvstore.retention import ClassTable, RetentionClass
@@ -158,7 +158,9 @@ class Administration(Oversight):
             spaces = {state.fingerprint for state in states}
 
         def visit(node: Node) -> None:
-            if node.slices[0].frame.fingerprint in spaces and target.holds(self._catalog, node):
+            if node.slices[0].frame.fingerprint in spaces and target.holds(
+                self._catalog, node.retention_class
+            ):
                 found.note(node)
 
         sweep(self._lock, self._catalog, visit, pause=pause)
@@ -177,12 +179,15 @@ class Administration(Oversight):
         for start in range(0, len(nodes), BATCH_NODES):
             with self._removing(purge):
                 batch = [n for n in nodes[start : start + BATCH_NODES] if n.count]
-                meant = [node for node in batch if target.holds(self._catalog, node)]
+                meant = [node for node in batch if target.holds(self._catalog, node.retention_class)]
                 purge.waiting.update(node.slices[0].frame.fingerprint for node in meant)
                 self._write_again(remove_runs(self._catalog, meant, purge))
             pause()
         with self._removing(purge):
-            for state in states if not target.retention_class else ():
+            for state in states:
+                if target.retention_class:
+                    remove_unread(self._catalog, state, target, purge)
+                    continue
                 purge.waiting.add(state.fingerprint)
                 self._write_again(remove_blocks(self._catalog, state, target.keys or None, purge))
             purge.refused.update(purge.waiting)

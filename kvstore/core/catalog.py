@@ -24,6 +24,7 @@ from kvstore.core.retention import Retention, Touch
 from kvstore.core.room import Room
 from kvstore.core.segments import Segment, SegmentTable
 from kvstore.core.slabs import SlabAllocator
+from kvstore.core.unread import UnreadFrames
 from kvstore.errors import UnknownNamespace
 from kvstore.events import Events
 from kvstore.layout import Part
@@ -85,6 +86,7 @@ class Catalog:
         self.plan = plan
         self.segments = SegmentTable()
         self.graves = Graves(plan)
+        self.unread = UnreadFrames()
         self.namespaces: dict[Fingerprint, NamespaceState] = {}
         self.room = Room(self)
         self.quotas = Quotas(self, total_pages=memory.total_pages)

@@ -69,6 +69,7 @@ class Ladder(Administration):
                     namespace.fingerprint, NamespaceState(namespace, self._catalog)
                 )
             Rebuild(self._catalog).run(frames)
+            self._catalog.unread.adopt(found.unread)
         return found
 
     def open(self, namespace: Namespace, *, root: bytes = b"") -> OpenAnswer:

@@ -34,10 +34,10 @@ class Target:
         states = catalog.namespaces.values()
         return [s for s in states if self.tenant is None or s.namespace.tenant == self.tenant]
 
-    def holds(self, catalog: Catalog, node: Node) -> bool:
-        """Say whether a run of those namespaces is meant."""
+    def holds(self, catalog: Catalog, retention_class: str) -> bool:
+        """Say whether what a class of those namespaces holds is meant."""
         name = self.retention_class
-        return not name or catalog.retention.held_by(node.retention_class).name == name
+        return not name or catalog.retention.held_by(retention_class).name == name
 
 
 @dataclass(slots=True)
@@ -113,6 +113,13 @@ def remove_runs(catalog: Catalog, nodes: Sequence[Node], purge: Purge) -> list[N
         purge.also_blocks += count - (purge.amount.blocks - before)
         kept += again
     return kept
+
+
+def remove_unread(catalog: Catalog, state: NamespaceState, target: Target, purge: Purge) -> None:
+    """Have the frames of a namespace deleted that are meant and that this start could not read."""
+    for place in catalog.unread.take_class(state.fingerprint, lambda name: target.holds(catalog, name)):
+        catalog.graves.bury(place, state.fingerprint)
+        purge.waiting.add(state.fingerprint)
 
 
 def remove_blocks(catalog: Catalog, state: NamespaceState, keys: bytes | None, purge: Purge) -> list[Node]:

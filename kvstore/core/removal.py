@@ -40,6 +40,7 @@ class Removal:
             for orphan in state.runs.waiting_under(key_at(keys, 0)) if last is None else ():
                 self._tree(orphan, 0)
             self._loose(sorted(self._keys), parts=[part for part, _ in state.side_windows])
+        self._forget_unread(everything=keys is None)
         return self._count, self._forget_copies(everything=keys is None)
 
     def run_nodes(self, nodes: Iterable[Node]) -> tuple[int, list[Node]]:
@@ -76,6 +77,12 @@ class Removal:
                     self._tree(entry[0].nodes[0], entry[1])
                 if part is None:
                     self._keys.add(key)
+
+    def _forget_unread(self, *, everything: bool) -> None:
+        """Delete frames that this start could not read: a later one would return them."""
+        unread, space = self._catalog.unread, self._state.fingerprint
+        for place in unread.take_all(space) if everything else unread.take_blocks(space, self._keys):
+            self._catalog.graves.bury(place, space)
 
     def _forget_copies(self, *, everything: bool) -> list[Node]:
         """Delete frames on SSD that hold a deleted block, also those whose blocks left the index before."""

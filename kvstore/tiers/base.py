@@ -162,6 +162,17 @@ class RecoveredFrame:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadFrame:
+    """A frame that a start leaves alone: its key or its layout is not at hand, and may be at the next one."""
+
+    location: FrameLocation
+    namespace: Fingerprint
+    parent: BlockHash
+    keys: bytes
+    retention_class: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryReport:
     """What recovery found; printed at start and kept for `status`."""
 
@@ -175,6 +186,7 @@ class RecoveryReport:
     rebuilt: bool
     seconds: float
     segments: int = 0
+    unread: tuple[UnreadFrame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

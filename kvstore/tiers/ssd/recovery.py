@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from kvstore.clock import Clock
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
-from kvstore.tiers.base import FrameHeader, FrameLocation, RecoveredFrame, RecoveryReport
+from kvstore.tiers.base import FrameHeader, FrameLocation, RecoveredFrame, RecoveryReport, UnreadFrame
 from kvstore.tiers.fs import FileSystem, aligned_buffer, write_all
 from kvstore.tiers.ssd.crypto_keys import KeyRing, KeyState, find_key
 from kvstore.tiers.ssd.directory import (
@@ -69,6 +69,7 @@ class Tally:
     frames_dropped: int = 0
     bytes_dropped: int = 0
     unknown: list[str] = field(default_factory=list)
+    unread: list[UnreadFrame] = field(default_factory=list)
     rebuilt: bool = False
 
 
@@ -168,6 +169,7 @@ class Recovery:
             tally.rebuilt,
             self._seconds,
             tally.segments,
+            tuple(tally.unread),
         )
 
     def _commit(self) -> None:
@@ -374,13 +376,15 @@ class Recovery:
     ) -> Iterator[RecoveredFrame]:  # fmt: skip
         """Count a living frame, and yield it unless its namespace, layout or key is not known here."""
         state.frames += 1
-        if row.key_id and not self._has_key(state.header.number, row):
+        location = FrameLocation(state.header.number, row.offset, row.header_bytes, row.length_bytes)
+        if row.key_id and not self._has_key(location, row):
             return
         parts = self._parts(row, stored)
         if parts is None:
             self._unknown_in(
                 state.header.number, f"namespace {row.namespace.hex()} or its layout is not known"
             )
+            self._leave_alone(location, row)
             return
         header = FrameHeader(
             row.namespace,
@@ -397,20 +401,26 @@ class Recovery:
         self._tally.frames += 1
         self._tally.blocks += blocks
         self._tally.bytes_kept += row.length_bytes
-        location = FrameLocation(state.header.number, row.offset, row.header_bytes, row.length_bytes)
         yield RecoveredFrame(header, location, _cut(touches.get(row.offset, ()), blocks=blocks))
 
-    def _has_key(self, number: int, row: FrameRow) -> bool:
+    def _leave_alone(self, location: FrameLocation, row: FrameRow) -> None:
+        self._tally.unread.append(
+            UnreadFrame(location, row.namespace, row.parent, row.keys, row.retention_class)
+        )
+
+    def _has_key(self, location: FrameLocation, row: FrameRow) -> bool:
         """Say whether a frame can be decrypted; one whose key may come back is left alone."""
         found = find_key(self._keys, row.key_id, row.key_check)
         if not isinstance(found, KeyState):
             return True
         if found is KeyState.SHREDDED:
-            self.shredded.append(FrameLocation(number, row.offset, row.header_bytes, row.length_bytes))
+            self.shredded.append(location)
             self._tally.frames_dropped += 1
             self._tally.bytes_dropped += row.length_bytes
         else:
-            self._unknown_in(number, f"frames encrypted with key {row.key_id}, which is {found.value}")
+            what = f"frames encrypted with key {row.key_id}, which is {found.value}"
+            self._unknown_in(location.segment, what)
+            self._leave_alone(location, row)
         return False
 
     def _parts(self, row: FrameRow, stored: tuple[StoredPart, ...]) -> tuple[Part, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,13 @@ import pytest
 from kvstore import hashing
 from kvstore.api import CommitAnswer, MatchRequest
 from kvstore.clock import ManualClock
+from kvstore.core.purging import Target
 from kvstore.errors import SettingsError
 from kvstore.events import Events
+from kvstore.retention import DEFAULT_CLASS
 from kvstore.service.store import Store
 from kvstore.tiers.ssd.crypto_keys import KeyTable, TenantKey, format_keys, tenant_key
-from kvstore.types import AckTier, MissReason, PutOutcome
+from kvstore.types import HASH_BYTES, AckTier, MissReason, PutOutcome
 from tests.support.driver import check_extents, namespace, put
 from tests.unit.service.test_store import settings
 
@@ -77,11 +80,18 @@ class Tenant:
         self.root = root = hashing.chain_root(self.space.fingerprint)
         self.keys = hashing.block_hashes(root, np.arange(32), block_tokens=4)
         store.ladder.open(self.space, root=root)
+        self._put(store, self.keys)
+
+    def _put(self, store: Store, keys: bytes) -> None:
         answers, came = Answers(), Event()
         answers.came = came
-        put(store.ladder, self.space, root, self.keys, ack=AckTier.SSD, acks=answers)
+        put(store.ladder, self.space, self.root, keys, ack=AckTier.SSD, acks=answers)
         assert came.wait(WAIT_SECONDS)
-        assert [run.outcome for run in answers[0].outcomes] == [PutOutcome.STORED_SSD]
+        assert answers[0].outcomes[-1].outcome is PutOutcome.STORED_SSD
+
+    def goes_on(self, store: Store) -> None:
+        """Append to the chain: a frame that follows the first one."""
+        self._put(store, hashing.block_hashes(self.root, np.arange(64), block_tokens=4))
 
     def match(self, store: Store) -> tuple[int, MissReason | None]:
         """Match the chain and wait until what there is of it is resident and checked."""
@@ -160,4 +170,36 @@ def test_a_key_that_is_gone_for_a_while_loses_nothing(place: Path) -> None:
     put_keys(place / "keys.toml", ACME)
     store.reload_keys()
     assert acme.match(store) == (8, None)
+    store.close(deadline_seconds=5)
+
+
+@pytest.mark.parametrize("by", ["namespace", "tenant", "class", "blocks"])
+def test_a_purge_reaches_what_this_start_cannot_read(place: Path, by: str) -> None:
+    put_keys(place / "keys.toml", ACME, other=OTHER)
+    store = encrypted(place)
+    acme, other = Tenant(store, "acme"), Tenant(store, "other")
+    acme.goes_on(store)
+    store.close(deadline_seconds=5)
+    put_keys(place / "keys.toml", tenant_key(3, b"\x33" * 32), other=OTHER)
+    store = encrypted(place)
+    assert acme.match(store)[0] == 0
+    purge = store.ladder.purge(
+        {
+            "namespace": Target(namespace=acme.space.fingerprint),
+            "tenant": Target(tenant="acme"),
+            "class": Target(retention_class=DEFAULT_CLASS),
+            "blocks": Target(namespace=acme.space.fingerprint, keys=acme.keys[:HASH_BYTES]),
+        }[by]
+    )
+    end = time.monotonic() + WAIT_SECONDS
+    while not purge.is_durable and time.monotonic() < end:
+        store.ladder.look_after(purge)
+        time.sleep(0.01)
+    assert purge.is_durable
+    assert purge.ssd_bytes > 2 * 8 * 4096
+    store.close(deadline_seconds=5)
+    put_keys(place / "keys.toml", ACME, other=OTHER)
+    store = encrypted(place)
+    assert acme.match(store)[0] == 0
+    assert other.match(store)[0] == (0 if by == "class" else 8)
     store.close(deadline_seconds=5)
