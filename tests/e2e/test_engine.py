@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvstore.client import Client
-from kvstore.engine.assembly import EngineOptions, build_engine
-from kvstore.engine.costs import StepCosts
-from kvstore.engine.engine import Engine
+from kvstore.engine.assembly import EngineOptions
 from kvstore.engine.model import Model
 from kvstore.engine.pair import PrefillDecode
-from kvstore.engine.request import Answer, Request
-from kvstore.engine.worker import RemoteWorker
+from kvstore.engine.request import Request
+from kvstore.engine.scheduler import Budget
+from tests.e2e.engine_setup import SECONDS, ask, engine, worker
 from tests.e2e.served import Home, Served
 from tests.support.engine_models import tiny_llama_pair, write_gguf
 from tests.support.tiny_model import tokens
 
 OPTIONS = EngineOptions(pool_bytes=4 << 20, block_tokens=16, sequences_max=4, match_seconds=5.0)
-COSTS = StepCosts(step=1e-3, row=0.02, seen=1e-8)
-"""Slow on purpose: a load is given up when computing would be as fast."""
+CHUNKED = replace(OPTIONS, budget=Budget(busy_seconds=0.5, idle_seconds=0.5))
+"""With the costs that tests claim, a chunk is one block."""
 PROMPT = tuple(tokens(200))
 OTHER = tuple(tokens(200, seed=8))
 NEW = 24
@@ -44,28 +39,13 @@ def home() -> Iterator[Home]:
     home.remove()
 
 
-@contextmanager
-def worker(home: Home, gguf: Path, role: str) -> Iterator[tuple[subprocess.Popen[str], RemoteWorker]]:
-    """A worker as a process of its own."""
-    socket = home.root / f"{role}.sock"
-    command = [sys.executable, "-m", "kvstore.cli.main", "engine", "serve-worker", str(socket)]
-    command += ["--role", role, "--model", str(gguf), "--pool", "4MiB", "--address", home.address]
-    with subprocess.Popen(command, env=home.environ(), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert "serving" in process.stdout.readline()
-        try:
-            yield process, RemoteWorker(socket)
-        finally:
-            process.terminate()
-
-
 @pytest.mark.slow
 def test_prefill_and_decode_are_processes_that_meet_in_the_daemon(home: Home, tmp_path: Path) -> None:
     """Killing either loses no request: who is left does both."""
     theirs, own = tiny_llama_pair()
     write_gguf(theirs, tmp_path / "tiny.gguf")
-    with engine(own, None) as alone:
-        expected = ask(alone)
+    with engine(own, None, OPTIONS) as alone:
+        expected = ask(alone, PROMPT, NEW)
     request = Request(prompt=PROMPT, max_new_tokens=NEW)
     told: list[int] = []
     with (
@@ -74,45 +54,31 @@ def test_prefill_and_decode_are_processes_that_meet_in_the_daemon(home: Home, tm
         worker(home, tmp_path / "tiny.gguf", "decode") as (_, decode),
     ):
         pair = PrefillDecode([prefill], [decode])
-        answer = pair.submit(request, on_token=told.append).result(timeout=60)
-        handed = prefill.submit(Request(prompt=OTHER, max_new_tokens=1)).result(timeout=60)
-        follow = decode.submit(Request(prompt=(*OTHER, *handed.ids))).result(timeout=60)
+        answer = pair.submit(request, on_token=told.append).result(timeout=SECONDS)
+        handed = prefill.submit(Request(prompt=OTHER, max_new_tokens=1)).result(timeout=SECONDS)
+        follow = decode.submit(Request(prompt=(*OTHER, *handed.ids))).result(timeout=SECONDS)
         first.kill()
         first.wait()
-        alone_again = pair.submit(replace(request, max_new_tokens=NEW)).result(timeout=60)
+        alone_again = pair.submit(replace(request, max_new_tokens=NEW)).result(timeout=SECONDS)
     assert answer.ids == tuple(told) == alone_again.ids == expected.ids
     assert follow.usage.hits == {"host": 128}, follow.usage
 
 
-@contextmanager
-def engine(model: Model, home: Home | None) -> Iterator[Engine]:
-    """A fresh engine: nothing in its pool."""
-    client = Client(home.address) if home is not None else None
-    built = build_engine(model, client, OPTIONS, costs=COSTS)
-    try:
-        yield built
-    finally:
-        built.close()
-        if client is not None:
-            client.close()
-
-
-def ask(engine: Engine, prompt: tuple[int, ...] = PROMPT, new: int = NEW) -> Answer:
-    return engine.submit(Request(prompt=prompt, max_new_tokens=new)).result(timeout=60)
-
-
-def test_one_answer_from_nothing_from_host_and_from_ssd(model: Model, home: Home) -> None:
-    with engine(model, None) as alone:
-        expected = ask(alone)
+@pytest.mark.parametrize("options", [OPTIONS, CHUNKED], ids=["whole", "chunked"])
+def test_one_answer_from_nothing_from_host_and_from_ssd(
+    model: Model, home: Home, options: EngineOptions
+) -> None:
+    with engine(model, None, OPTIONS) as alone:
+        expected = ask(alone, PROMPT, NEW)
     with Served(home):
-        with engine(model, home) as cold:
-            first = ask(cold)
+        with engine(model, home, options) as cold:
+            first = ask(cold, PROMPT, NEW)
             cold.flush()
-        with engine(model, home) as warm:
-            second = ask(warm)
-            turn = ask(warm, (*PROMPT, *second.ids, 5, 6, 7))
-    with Served(home), engine(model, home) as restarted:
-        third = ask(restarted)
+        with engine(model, home, options) as warm:
+            second = ask(warm, PROMPT, NEW)
+            turn = ask(warm, (*PROMPT, *second.ids, 5, 6, 7), NEW)
+    with Served(home), engine(model, home, options) as restarted:
+        third = ask(restarted, PROMPT, NEW)
     assert first.ids == second.ids == third.ids == expected.ids
     assert first.usage.hits == {}, first.usage
     assert second.usage.hits == {"host": 176}, second.usage
@@ -122,17 +88,33 @@ def test_one_answer_from_nothing_from_host_and_from_ssd(model: Model, home: Home
     assert not second.usage.fallbacks
 
 
-def test_a_daemon_that_dies_or_hangs_costs_time_and_no_answer(model: Model, home: Home) -> None:
-    with engine(model, None) as alone:
-        expected = [ask(alone, PROMPT[:count]).ids for count in (90, 120, 200)]
-    with Served(home) as daemon:
-        with engine(model, home) as filling:
-            ask(filling)
+def test_a_batch_of_hits_and_misses_answers_as_each_alone(model: Model, home: Home) -> None:
+    """Four at once: one found whole, one in part, two not at all."""
+    prompts = [PROMPT, (*PROMPT[:100], *OTHER[:90]), OTHER, tuple(tokens(70, seed=9))]
+    with engine(model, None, OPTIONS) as alone:
+        expected = [ask(alone, prompt, NEW).ids for prompt in prompts]
+    with Served(home):
+        with engine(model, home, OPTIONS) as filling:
+            ask(filling, PROMPT, NEW)
             filling.flush()
-        with engine(model, home) as served:
-            assert ask(served, PROMPT[:90]).ids == expected[0]
+        with engine(model, home, CHUNKED) as batched:
+            waiting = [batched.submit(Request(prompt=one, max_new_tokens=NEW)) for one in prompts]
+            answers = [one.result(timeout=SECONDS) for one in waiting]
+    assert [answer.ids for answer in answers] == expected
+    assert [answer.usage.hit for answer in answers] == [176, 96, 0, 0]
+
+
+def test_a_daemon_that_dies_or_hangs_costs_time_and_no_answer(model: Model, home: Home) -> None:
+    with engine(model, None, OPTIONS) as alone:
+        expected = [ask(alone, PROMPT[:count], NEW).ids for count in (90, 120, 200)]
+    with Served(home) as daemon:
+        with engine(model, home, OPTIONS) as filling:
+            ask(filling, PROMPT, NEW)
+            filling.flush()
+        with engine(model, home, OPTIONS) as served:
+            assert ask(served, PROMPT[:90], NEW).ids == expected[0]
             daemon.send(signal.SIGSTOP)
-            hung = ask(served, PROMPT[:120])
+            hung = ask(served, PROMPT[:120], NEW)
             daemon.stop(signal.SIGKILL)
-            gone = ask(served)
+            gone = ask(served, PROMPT, NEW)
     assert [hung.ids, gone.ids] == expected[1:]
