@@ -72,6 +72,10 @@ class RunIndex:
         present.
         """
         above = self.find(parent)
+        return above, self.walk_from(above, parent, keys)
+
+    def walk_from(self, above: Node | None, parent: bytes, keys: bytes) -> list[tuple[int, Node, int]]:
+        """Find which of `keys` behind `parent` are present; `above` is the node that ends with `parent`."""
         found: list[tuple[int, Node, int]] = []
         node, position, before, total = above, 0, parent, len(keys) // HASH_BYTES
         while position < total:
@@ -89,7 +93,7 @@ class RunIndex:
             position += matched
             node = child if matched == child.count else None
             before = key_at(keys, position - 1)
-        return above, found
+        return found
 
     def find(self, block: bytes) -> Node | None:
         """Return the node that ends with `block`, splitting one where the block lies inside it; the root
@@ -97,9 +101,7 @@ class RunIndex:
 
         Callers that pass whole chains never take the slow path, a search through all runs.
         """
-        if block in self.declared:
-            return self.root
-        node = self.tails.get(block)
+        node = self.ending_with(block)
         if node is not None:
             return node
         for candidate in self.nodes():
@@ -110,19 +112,32 @@ class RunIndex:
                 return candidate
         return None
 
+    def ending_with(self, block: bytes) -> Node | None:
+        """Return the node whose last block this is; the root for a declared root."""
+        return self.root if block in self.declared else self.tails.get(block)
+
     def insert(self, parent: bytes, slices: list[Slice], *, retention_class: str, since: float) -> Node:
         """Hang a new run under the block `parent`, or let it wait as an orphan; orphans waiting for its
         blocks return, and cut it: the node returned has its head.
         """
-        node = Node(slices, parent_hash=BlockHash(parent), retention_class=retention_class, since=since)
         above = self.find(parent)
+        node = self.insert_under(above, parent, slices, retention_class=retention_class, since=since)
+        if self.orphans:
+            self._reunite(node)
+        return node
+
+    def insert_under(
+        self, above: Node | None, parent: bytes, slices: list[Slice], *, retention_class: str, since: float
+    ) -> Node:
+        """Hang a new run under a node that ends with `parent`, or let it wait as an orphan without one. No
+        run may wait for its blocks.
+        """
+        node = Node(slices, parent_hash=BlockHash(parent), retention_class=retention_class, since=since)
         self._register(node)
         if above is None:
             self.orphans.setdefault(parent, {})[node.head] = node
         else:
             self._adopt(above, node)
-        if self.orphans:
-            self._reunite(node)
         return node
 
     def _register(self, node: Node) -> None:

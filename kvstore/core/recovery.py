@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Frame, Node, Slice
+from kvstore.core.links import Links
 from kvstore.core.loose import WHOLE
 from kvstore.core.touches import recovered_slices
 from kvstore.tiers.base import FrameKind, RecoveredFrame, SliceTouch
@@ -36,31 +37,28 @@ class Rebuild:
             self._namespace(state, items)
 
     def _namespace(self, state: NamespaceState, items: list[RecoveredFrame]) -> None:
-        chained: dict[bytes, list[RecoveredFrame]] = defaultdict(list)
+        chained: list[RecoveredFrame] = []
         loose: list[RecoveredFrame] = []
         for item in items:
-            if item.header.kind is FrameKind.SIDE or state.flat:
-                loose.append(item)
-            else:
-                chained[item.header.parent].append(item)
+            (loose if item.header.kind is FrameKind.SIDE or state.flat else chained).append(item)
         for item in sorted(loose, key=_age, reverse=True):
             self._loose(state, item)
-        here = {
-            key
-            for siblings in chained.values()
-            for item in siblings
-            for key in split_keys(item.header.keys)
-            if key in chained
-        }
-        ready = [parent for parent in chained if parent not in here]
+        links = Links(chained)
+        ready = [parent for parent in links.followers if parent not in links.inside]
         while ready:
             parent = ready.pop()
-            for item in chained.pop(parent, ()):
-                waited_for = [
-                    index for index, key in enumerate(split_keys(item.header.keys)) if key in chained
-                ]
-                self._chain(state, item, waited_for)
-                ready.extend(key_at(item.header.keys, index) for index in waited_for)
+            above = state.runs.ending_with(parent)
+            if above is None and parent in links.inside:
+                above = state.runs.find(parent)  # what it was in has gone for a newer copy
+            numbers = links.followers.pop(parent, [])
+            for number in numbers:
+                branches = links.branches.get(number, ())
+                if number in links.overlapping:
+                    self._chain(state, above, chained[number], branches)
+                else:
+                    self._whole(state, above, chained[number], branches, is_alone=len(numbers) == 1)
+                keys = chained[number].header.keys
+                ready.extend(key_at(keys, index) for index in branches)
 
     def _loose(self, state: NamespaceState, item: RecoveredFrame) -> None:
         """Insert the blocks of a frame up to the first that a newer frame brought."""
@@ -78,47 +76,79 @@ class Rebuild:
             state.loose.truncate(node, there.index(True))
         self._place(frame, item)
 
-    def _chain(self, state: NamespaceState, item: RecoveredFrame, branches: list[int]) -> None:
+    def _whole(
+        self,
+        state: NamespaceState,
+        above: Node | None,
+        item: RecoveredFrame,
+        branches: Sequence[int],
+        *,
+        is_alone: bool,
+    ) -> None:
+        """Insert a frame that shares no block with another; `is_alone`: nothing else follows its parent."""
+        frame = self._frame(item)
+        node = self._insert(state, above, frame, item, range(frame.count), branches)
+        parent = node.parent
+        if is_alone and parent is not None and parent is not state.runs.root:
+            state.runs.join(parent)
+        self._place(frame, item)
+
+    def _chain(
+        self, state: NamespaceState, above: Node | None, item: RecoveredFrame, branches: Sequence[int]
+    ) -> None:
         """Insert what of a frame is not there yet, and put it in the place of older copies: a block that was
         stored again had been lost or found bad.
-
-        `branches` are the blocks that other frames follow: nodes are cut there at once, which spares a
-        search for them later.
         """
         frame = self._frame(item)
-        _, stretches = state.runs.walk_behind(frame.parent, frame.keys)
+        stretches = state.runs.walk_from(above, frame.parent, frame.keys)
         position = 0
-        for start, node, matched in stretches:
+        for start, node, matched in (*stretches, (frame.count, None, 0)):
             if start > position:
-                self._insert(state, frame, item, range(position, start), branches)
+                before = state.runs.ending_with(key_at(frame.keys, position - 1)) if position else above
+                self._insert(state, before, frame, item, range(position, start), branches)
+            if node is None:
+                break
             if matched < node.count:
                 state.runs.split(node, matched)
             self._replace(state, node, frame, item, start)
             position = start + matched
-        if position < frame.count:
-            self._insert(state, frame, item, range(position, frame.count), branches)
         if frame.nodes:
             self._place(frame, item)
         else:
             self._catalog.graves.bury(item.location, state.fingerprint)
 
     def _insert(
-        self, state: NamespaceState, frame: Frame, item: RecoveredFrame, blocks: range, branches: list[int]
-    ) -> None:
+        self,
+        state: NamespaceState,
+        above: Node | None,
+        frame: Frame,
+        item: RecoveredFrame,
+        blocks: range,
+        branches: Sequence[int],
+    ) -> Node:
+        """Insert blocks of a frame, the first of them right below `above`; returns the first node.
+
+        `branches` are the blocks that other frames follow: nodes are cut there at once, which spares a
+        search for them later.
+        """
+        first: Node | None = None
         for held, some in self._held(item, blocks):
             parent = key_at(frame.keys, some.start - 1) if some.start else frame.parent
-            node = state.runs.insert(
+            node = state.runs.insert_under(
+                above,
                 parent,
                 [Slice(frame, some.start, len(some))],
                 retention_class=held.retention_class,
                 since=held.touched_at,
             )
+            first = first or node
             offset = some.start
             for index in branches:
                 if offset < index + 1 < some.stop:
                     node, offset = state.runs.split(node, index + 1 - offset), index + 1
-            if not branches and node.parent is not None:
-                state.runs.join(node.parent)
+            above = node
+        assert first is not None
+        return first
 
     def _held(self, item: RecoveredFrame, blocks: range) -> Iterator[tuple[SliceTouch, range]]:
         """Yield who holds which of the blocks, in order."""
