@@ -129,6 +129,46 @@ MATCH_7800 = RowSpec(
     bar=4.0,
     better=Better.LOWER,
 )
+MATCH_SCALE = RowSpec(
+    name="match_scale",
+    what="match_600 with 10M blocks in the index, runs of coding agents",
+    baseline="the same with 10,000 blocks",
+    bar=1.5,
+    better=Better.LOWER,
+)
+INDEX_BYTES = RowSpec(
+    name="index_bytes",
+    what="the daemon's memory per block on SSD at a mean run of 64, page cache and arena aside",
+    baseline="the daemon with 10,000 blocks",
+    bar=10.0,
+    better=Better.LOWER,
+    unit="B",
+)
+NO_BASELINE = "nothing: seconds to the first match"
+START_CLEAN = RowSpec(
+    name="start_clean",
+    what="start with 10M blocks on SSD after a clean end",
+    baseline=NO_BASELINE,
+    bar=5.0,
+    better=Better.LOWER,
+    unit="s",
+)
+START_KILLED = RowSpec(
+    name="start_killed",
+    what="the same after kill -9 with acknowledged writes",
+    baseline=NO_BASELINE,
+    bar=30.0,
+    better=Better.LOWER,
+    unit="s",
+)
+START_REBUILD = RowSpec(
+    name="start_rebuild",
+    what="the same with the index deleted",
+    baseline=NO_BASELINE,
+    bar=120.0,
+    better=Better.LOWER,
+    unit="s",
+)
 CLIENTS_4 = RowSpec(
     name="clients_4",
     what="host_hit by four processes at once",
