@@ -200,13 +200,11 @@ class Catalog:
 
     def hold(self, frame: Frame, end: int) -> None:
         """A lease or I/O needs the blocks of a frame before `end` to stay where they are."""
-        frame.holds[end] = frame.holds.get(end, 0) + 1
+        frame.hold(end)
 
     def unhold(self, frame: Frame, end: int) -> None:
         """The opposite; blocks that were dropped meanwhile give up their slots now."""
-        frame.holds[end] -= 1
-        if not frame.holds[end]:
-            del frame.holds[end]
+        frame.unhold(end)
         if not frame.holds:
             self._free_condemned(frame)
             for start, count in self.zombies.pop(frame, ()):
@@ -217,7 +215,7 @@ class Catalog:
     @staticmethod
     def tell_waiters(frame: Frame, *, durable: bool) -> None:
         """Tell those who wait for a frame to be durable how it ended."""
-        waiters, frame.waiters = frame.waiters, []
+        waiters, frame.waiters = frame.waiters, ()
         for waiter in waiters:
             waiter(durable)
 
@@ -317,7 +315,7 @@ class Catalog:
 
     def drop_block(self, frame: Frame, block: int, reason: MissReason) -> None:
         """Remove one block of a frame from the index, and with it the rest of its node."""
-        for node in list(frame.nodes):
+        for node in frame.nodes:
             offset = 0
             for piece in node.slices:
                 if piece.frame is frame and piece.start <= block < piece.start + piece.count:
@@ -356,10 +354,10 @@ class Catalog:
         frame.host = tuple(part.cut(start, end) for part in old.host)
         for part in old.host:
             part.slots[start:end] = 0
-        node.slices[index] = Slice(frame, 0, piece.count)
-        frame.nodes.append(node)
+        node.slices = (*node.slices[:index], Slice(frame, 0, piece.count), *node.slices[index + 1 :])
+        frame.join(node)
         if not any(other.frame is old for other in node.slices):
-            old.nodes.remove(node)
+            old.leave(node)
         if old.nodes:
             self.shrink(old)
         return frame
@@ -388,7 +386,7 @@ class Catalog:
         self.partial.pop(frame, None)
         if frame.nodes:
             self._count_gone(frame, location, reason)
-        for node in list(frame.nodes):
+        for node in frame.nodes:
             at = self._first_lost(node, frame, everything=reason is MissReason.EXPIRED)
             if at is not None and node.count:
                 left += self.drop(node, at, reason, cascade=reason is MissReason.EVICTED)

@@ -7,9 +7,10 @@ hold frames, never nodes, so nodes may split and merge at any time without movin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from kvstore.types import DIGEST_BYTES, HASH_BYTES, BlockHash, Fingerprint
 
 if TYPE_CHECKING:
     from kvstore.core.loads import Load
+
+NOTHING: MutableMapping[Any, Any] = MappingProxyType({})  # type: ignore[assignment]
+"""What most frames have of holds and loads: one empty mapping for all; who adds to it makes one."""
 
 
 class PartSlots:
@@ -93,14 +97,38 @@ class Frame:
         self.provenance = provenance
         self.host: tuple[PartSlots, ...] | None = None
         self.location: FrameLocation | None = None
-        self.holds: dict[int, int] = {}
+        self.holds: MutableMapping[int, int] = NOTHING
         self.queued = False
         self.uses = 0
         """How often it was touched in this process, its put included."""
         self.dead = False
-        self.nodes: list[Node] = []
-        self.loads: dict[int, Load] = {}
-        self.waiters: list[Callable[[bool], None]] = []
+        self.nodes: tuple[Node, ...] = ()
+        self.loads: MutableMapping[int, Load] = NOTHING
+        self.waiters: tuple[Callable[[bool], None], ...] = ()
+
+    def hold(self, end: int) -> None:
+        """Somebody needs the blocks before `end` where they are."""
+        if not self.holds:
+            self.holds = {}
+        self.holds[end] = self.holds.get(end, 0) + 1
+
+    def unhold(self, end: int) -> None:
+        """The opposite."""
+        self.holds[end] -= 1
+        if not self.holds[end]:
+            del self.holds[end]
+        if not self.holds:
+            self.holds = NOTHING
+
+    def join(self, node: Node) -> None:
+        """A node stands on this frame."""
+        if node not in self.nodes:
+            self.nodes += (node,)
+
+    def leave(self, node: Node) -> None:
+        """A node no longer does; no effect when it did not."""
+        if node in self.nodes:
+            self.nodes = tuple(other for other in self.nodes if other is not node)
 
     @property
     def block_stride_bytes(self) -> int:
@@ -151,25 +179,64 @@ class Node:
     of a fixed one. `loose` nodes hang in no chain: side frames, and frames of flat namespaces.
     """
 
-    __slots__ = ("children", "count", "loose", "parent", "parent_hash", "retention_class", "since", "slices")
+    __slots__ = ("_below", "count", "loose", "parent", "parent_hash", "retention_class", "since", "slices")
 
     def __init__(
         self,
-        slices: list[Slice],
+        slices: Iterable[Slice],
         *,
         parent_hash: BlockHash,
         retention_class: str,
         since: float,
         loose: bool = False,
     ) -> None:
-        self.slices = slices
-        self.count = sum(s.count for s in slices)
+        self.slices = tuple(slices)
+        self.count = sum(s.count for s in self.slices)
         self.parent: Node | None = None
         self.parent_hash = parent_hash
-        self.children: dict[bytes, Node] = {}
+        self._below: Node | dict[bytes, Node] | None = None  # most nodes have one child or none
         self.retention_class = retention_class
         self.since = since
         self.loose = loose
+
+    @property
+    def children(self) -> Mapping[bytes, Node]:
+        """The nodes that follow the last block, by their first block."""
+        below = self._below
+        if below is None:
+            return NOTHING
+        return below if isinstance(below, dict) else {below.head: below}
+
+    def child(self, head: bytes) -> Node | None:
+        """Return the child that begins with a block."""
+        below = self._below
+        if isinstance(below, dict):
+            return below.get(head)
+        return below if below is not None and below.head == head else None
+
+    def adopt(self, child: Node) -> None:
+        """Take a child; one that begins with the same block makes way."""
+        below = self._below
+        if below is None:
+            self._below = child
+        elif isinstance(below, dict):
+            below[child.head] = child
+        else:
+            self._below = {below.head: below, child.head: child}
+        child.parent = self
+
+    def disown(self, child: Node) -> None:
+        """Let a child go."""
+        if isinstance(self._below, dict):
+            self._below.pop(child.head, None)
+        elif self._below is child:
+            self._below = None
+
+    def inherit(self, other: Node) -> None:
+        """Take over the children of another node; those that were here are let go."""
+        self._below, other._below = other._below, None
+        for child in self.children.values():
+            child.parent = self
 
     @property
     def head(self) -> bytes:
@@ -213,7 +280,7 @@ def _first_difference(mine: bytes, theirs: bytes) -> int:
     return int(np.argmax((left != right).any(axis=1)))
 
 
-def cut_slices(slices: list[Slice], at: int) -> tuple[list[Slice], list[Slice]]:
+def cut_slices(slices: Iterable[Slice], at: int) -> tuple[list[Slice], list[Slice]]:
     """Cut a list of slices behind its first `at` blocks."""
     left: list[Slice] = []
     right: list[Slice] = []

@@ -37,7 +37,7 @@ class RunIndex:
             return
         self.declared.add(root_hash)
         for node in self.orphans.pop(root_hash, {}).values():
-            self._adopt(self.root, node)
+            self.root.adopt(node)
 
     def walk(self, keys: bytes, *, undeclared: bool = False) -> list[Step]:
         """Follow `keys` from the root: the nodes met, each with how many of its blocks matched.
@@ -48,7 +48,7 @@ class RunIndex:
         steps: list[Step] = []
         total = len(keys) // HASH_BYTES
         while position < total:
-            child = node.children.get(key_at(keys, position))
+            child = node.child(key_at(keys, position))
             if child is None and undeclared and not position:
                 child = self._waiting_head(key_at(keys, 0))
             if child is None:
@@ -80,7 +80,7 @@ class RunIndex:
         node, position, before, total = above, 0, parent, len(keys) // HASH_BYTES
         while position < total:
             key = key_at(keys, position)
-            child = node.children.get(key) if node else None
+            child = node.child(key) if node else None
             if child is None and self.orphans:
                 child = self.orphans.get(before, {}).get(key)
             if child is None:
@@ -137,19 +137,18 @@ class RunIndex:
         if above is None:
             self.orphans.setdefault(parent, {})[node.head] = node
         else:
-            self._adopt(above, node)
+            above.adopt(node)
+            if self.tails.get(parent) is above:
+                # One object for what a node ends with and what the next one follows: a lot of memory in all.
+                del self.tails[parent]
+                self.tails[parent] = above
         return node
 
     def _register(self, node: Node) -> None:
         self.tails[node.tail] = node
         self._known[node] = None
         for piece in node.slices:
-            if node not in piece.frame.nodes:
-                piece.frame.nodes.append(node)
-
-    def _adopt(self, parent: Node, node: Node) -> None:
-        node.parent = parent
-        parent.children[node.head] = node
+            piece.frame.join(node)
 
     def _reunite(self, node: Node) -> None:
         keys, offset = node.keys, 0
@@ -164,35 +163,32 @@ class RunIndex:
                 node, offset = self.split(node, at), index + 1
             top = self.path(above)[-1]
             for orphan in waiting.values():
-                if orphan is top or orphan.head in above.children:
+                if orphan is top or above.child(orphan.head) is not None:
                     # A writer lied about what follows what: runs must not make a ring, nor hide one another.
                     self.orphans.setdefault(orphan.parent_hash, {})[orphan.head] = orphan
                 else:
-                    self._adopt(above, orphan)
+                    above.adopt(orphan)
 
     def split(self, node: Node, at: int) -> Node:
         """Cut a node behind its first `at` blocks; the node keeps the head, the new tail is returned."""
         assert 0 < at < node.count
         left, right = cut_slices(node.slices, at)
         tail = Node(right, parent_hash=BlockHash(b""), retention_class=node.retention_class, since=node.since)
-        tail.children = node.children
-        for child in tail.children.values():
-            child.parent = tail
+        tail.inherit(node)
         self._reseat(node, left)
         tail.parent_hash = BlockHash(node.tail)
-        node.children = {}
         self._register(tail)
         self.tails[node.tail] = node
-        self._adopt(node, tail)
+        node.adopt(tail)
         self._on_split(node, tail)
         return tail
 
     def _reseat(self, node: Node, slices: list[Slice]) -> None:
         kept = {id(piece.frame) for piece in slices}
         for piece in node.slices:
-            if id(piece.frame) not in kept and node in piece.frame.nodes:
-                piece.frame.nodes.remove(node)
-        node.slices = slices
+            if id(piece.frame) not in kept:
+                piece.frame.leave(node)
+        node.slices = tuple(slices)
         node.count = sum(piece.count for piece in slices)
 
     def join(self, node: Node) -> bool:
@@ -205,11 +201,9 @@ class RunIndex:
         self._forget_tail(node)
         self._known.pop(child, None)
         for piece in child.slices:
-            piece.frame.nodes.remove(child)
+            piece.frame.leave(child)
             self._append(node, piece)
-        node.children = child.children
-        for grandchild in node.children.values():
-            grandchild.parent = node
+        node.inherit(child)
         self.tails[node.tail] = node
         self._on_join(node, child)
         return True
@@ -217,11 +211,11 @@ class RunIndex:
     def _append(self, node: Node, piece: Slice) -> None:
         last = node.slices[-1]
         if last.frame is piece.frame and last.start + last.count == piece.start:
-            node.slices[-1] = Slice(last.frame, last.start, last.count + piece.count)
+            longer = Slice(last.frame, last.start, last.count + piece.count)
+            node.slices = (*node.slices[:-1], longer)
         else:
-            node.slices.append(piece)
-        if node not in piece.frame.nodes:
-            piece.frame.nodes.append(node)
+            node.slices += (piece,)
+        piece.frame.join(node)
         node.count += piece.count
 
     def truncate(self, node: Node, at: int) -> list[Slice]:
@@ -241,8 +235,7 @@ class RunIndex:
 
     def _reseat_all(self, node: Node) -> None:
         for piece in node.slices:
-            if node in piece.frame.nodes:
-                piece.frame.nodes.remove(node)
+            piece.frame.leave(node)
         node.count = 0
         self._known.pop(node, None)
 
@@ -253,14 +246,14 @@ class RunIndex:
     def _orphan_children(self, node: Node) -> None:
         if node.children:
             waiting = self.orphans.setdefault(node.tail, {})
-            for head, child in node.children.items():
+            for head, child in list(node.children.items()):
+                node.disown(child)
                 child.parent = None
                 waiting[head] = child
-            node.children = {}
 
     def _detach(self, node: Node) -> None:
         if node.parent is not None:
-            node.parent.children.pop(node.head, None)
+            node.parent.disown(node)
             node.parent = None
             return
         waiting = self.orphans.get(node.parent_hash)

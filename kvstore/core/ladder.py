@@ -61,14 +61,15 @@ class Ladder(Administration):
         """Rebuild the index from SSD; call once, before the first verb."""
         if self._ssd is None:
             return None
-        frames = list(self._ssd.recover())
+        rebuild = Rebuild(self._catalog)
+        rebuild.collect(self._ssd.recover())
         found = self._ssd.report()
         with self._decision():
             for namespace in found.namespaces:
                 self._catalog.namespaces.setdefault(
                     namespace.fingerprint, NamespaceState(namespace, self._catalog)
                 )
-            Rebuild(self._catalog).run(frames)
+            rebuild.run()
             self._catalog.unread.adopt(found.unread)
         return found
 

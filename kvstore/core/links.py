@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.tiers.base import RecoveredFrame
+from kvstore.core.frames import Frame
 from kvstore.types import HASH_BYTES, key_at
 
-BATCH_BLOCKS = 1 << 18
+BATCH_BLOCKS = 1 << 15
 _WORDS = HASH_BYTES // 8
 _PARENT, _HEAD = 1, 2
 
@@ -23,18 +23,17 @@ class Links:
     with another one: of two that do, one holds the other's first block.
     """
 
-    def __init__(self, frames: Sequence[RecoveredFrame]) -> None:
+    def __init__(self, frames: Sequence[Frame]) -> None:
         self.followers: dict[bytes, list[int]] = {}
         self.inside: set[bytes] = set()
         self.branches: dict[int, list[int]] = {}
         self.overlapping: set[int] = set()
-        self._heads: dict[bytes, list[int]] = {}
+        self._heads: dict[bytes, int] = {}
         for number, frame in enumerate(frames):
-            self.followers.setdefault(frame.header.parent, []).append(number)
-            self._heads.setdefault(key_at(frame.header.keys, 0), []).append(number)
-        for same in self._heads.values():
-            if len(same) > 1:
-                self.overlapping.update(same)
+            self.followers.setdefault(frame.parent, []).append(number)
+            head = frame.keys[:HASH_BYTES]
+            if (other := self._heads.setdefault(head, number)) != number:
+                self.overlapping.update((other, number))
         for number, position, key in self._candidates(frames):
             self._note(number, position, key)
 
@@ -43,9 +42,9 @@ class Links:
             self.inside.add(key)
             self.branches.setdefault(number, []).append(position)
         if position and key in self._heads:
-            self.overlapping.update((number, *self._heads[key]))
+            self.overlapping.update((number, self._heads[key]))
 
-    def _candidates(self, frames: Sequence[RecoveredFrame]) -> Iterator[tuple[int, int, bytes]]:
+    def _candidates(self, frames: Sequence[Frame]) -> Iterator[tuple[int, int, bytes]]:
         """Yield (frame, position, key) of the blocks that may be a parent or another frame's first block, in
         order: those that meet one in a table of short hashes.
         """
@@ -53,7 +52,7 @@ class Links:
         for some, mark in ((self.followers, _PARENT), (self._heads, _HEAD)):
             table[_places(b"".join(some), table)] |= mark
         for numbers in _batches(frames):
-            keys = [frames[number].header.keys for number in numbers]
+            keys = [frames[number].keys for number in numbers]
             packed = b"".join(keys)
             ends = np.cumsum([len(some) // HASH_BYTES for some in keys])
             found = table[_places(packed, table)]
@@ -72,10 +71,10 @@ def _places(packed: bytes, table: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint6
     return places
 
 
-def _batches(frames: Sequence[RecoveredFrame]) -> Iterator[range]:
+def _batches(frames: Sequence[Frame]) -> Iterator[range]:
     first = blocks = 0
     for number, frame in enumerate(frames):
-        blocks += len(frame.header.keys) // HASH_BYTES
+        blocks += len(frame.keys) // HASH_BYTES
         if blocks >= BATCH_BLOCKS:
             yield range(first, number + 1)
             first, blocks = number + 1, 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvstore.api import NO_SESSION, U32Array
 from kvstore.core.catalog import Catalog
-from kvstore.core.frames import Frame
+from kvstore.core.frames import NOTHING, Frame
 from kvstore.core.limits import Limits
 from kvstore.core.shares import FairQueue
 from kvstore.errors import Overloaded
@@ -161,8 +161,9 @@ class Loads:
         ):
             end += 1
         load = Load(frame, index, end - index, session=NO_SESSION)
-        for block in range(index, end):
-            frame.loads[block] = load
+        if not frame.loads:
+            frame.loads = {}
+        frame.loads.update(dict.fromkeys(range(index, end), load))
         self._catalog.hold(frame, end)
         return load
 
@@ -284,8 +285,8 @@ class Loads:
             waiter.loaded(load, good, reason)
 
     def _close(self, load: Load) -> None:
-        for block in range(load.start, load.start + load.count):
-            load.frame.loads.pop(block, None)
+        others = {block: other for block, other in load.frame.loads.items() if other is not load}
+        load.frame.loads = others or NOTHING
         self._catalog.unhold(load.frame, load.start + load.count)
 
     @property

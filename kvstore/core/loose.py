@@ -34,7 +34,7 @@ class LooseIndex:
             since=since,
             loose=True,
         )
-        frame.nodes.append(node)
+        frame.join(node)
         for index in range(frame.count):
             self._entries.setdefault((key_at(frame.keys, index), part), (frame, index))
         return node
@@ -54,10 +54,10 @@ class LooseIndex:
             self._forget(piece)
         node.count = at
         if left:
-            node.slices = left
+            node.slices = tuple(left)
         else:
             for piece in node.slices:
-                piece.frame.nodes.remove(node)
+                piece.frame.leave(node)
         return right
 
     def _forget(self, piece: Slice) -> None:

@@ -266,7 +266,7 @@ def _replace(node: Node, frame: Frame, copy: Frame, start: int) -> None:
         slices.append(Slice(copy, first - start, end - first))
         if behind:
             slices.append(Slice(frame, end, behind))
-    node.slices = slices
-    copy.nodes.append(node)
+    node.slices = tuple(slices)
+    copy.join(node)
     if not any(piece.frame is frame for piece in slices):
-        frame.nodes.remove(node)
+        frame.leave(node)

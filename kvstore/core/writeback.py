@@ -291,7 +291,7 @@ class DurableWait:
         self._done = done
         for frame in frames:
             if frame.queued:
-                frame.waiters.append(self._settled)
+                frame.waiters += (self._settled,)
             else:
                 self._settled(durable=False)
 

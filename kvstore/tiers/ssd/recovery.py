@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from kvstore.clock import Clock
 from kvstore.layout import Part
@@ -29,10 +30,8 @@ from kvstore.tiers.ssd.directory import (
 from kvstore.tiers.ssd.format import (
     FormatError,
     SegmentHeader,
-    StoredFrame,
     StoredPart,
     encode_seal,
-    stored_part,
 )
 from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.index import (
@@ -48,6 +47,7 @@ from kvstore.tiers.ssd.index import (
 )
 from kvstore.tiers.ssd.keeper import entomb
 from kvstore.tiers.ssd.opening import end_reading, open_index
+from kvstore.tiers.ssd.recovery_rows import cut_touches, resolve_parts, row_of
 from kvstore.tiers.ssd.scan import Found, Piece, Scanner
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
 from kvstore.types import HASH_BYTES, PAGE_BYTES, Fingerprint
@@ -98,6 +98,7 @@ class Recovery:
         self._page = aligned_buffer(PAGE_BYTES)
         self._tally = Tally()
         self._change = Change()
+        self._same: dict[Any, Any] = {}
         self._known_parts: dict[tuple[Fingerprint, _PartsKey], tuple[Part, ...] | None] = {}
         self._index_is_damaged = self._must_check_rows = False
         self._seconds = 0.0
@@ -291,7 +292,7 @@ class Recovery:
                 if not sealed and not self._scanner.is_intact(handle, piece.frame, offset=piece.offset):
                     lost.append(piece)
                     continue
-                row = _row(piece.frame, piece.offset)
+                row = row_of(piece.frame, piece.offset)
                 if not unknown_at:
                     rows.append(row)
                 yield from self._keep(state, row, touches, stored=piece.frame.parts)
@@ -376,7 +377,9 @@ class Recovery:
     ) -> Iterator[RecoveredFrame]:  # fmt: skip
         """Count a living frame, and yield it unless its namespace, layout or key is not known here."""
         state.frames += 1
-        location = FrameLocation(state.header.number, row.offset, row.header_bytes, row.length_bytes)
+        same = self._same.setdefault  # one object for what very many frames have in common
+        size, length = same(row.header_bytes, row.header_bytes), same(row.length_bytes, row.length_bytes)
+        location = FrameLocation(state.header.number, row.offset, size, length)
         if row.key_id and not self._has_key(location, row):
             return
         parts = self._parts(row, stored)
@@ -387,12 +390,12 @@ class Recovery:
             self._leave_alone(location, row)
             return
         header = FrameHeader(
-            row.namespace,
+            same(row.namespace, row.namespace),
             row.kind,
             row.parent,
             row.keys,
             parts,
-            row.retention_class,
+            same(row.retention_class, row.retention_class),
             row.written_at,
             row.provenance,
             row.touched_at,
@@ -401,7 +404,7 @@ class Recovery:
         self._tally.frames += 1
         self._tally.blocks += blocks
         self._tally.bytes_kept += row.length_bytes
-        yield RecoveredFrame(header, location, _cut(touches.get(row.offset, ()), blocks=blocks))
+        yield RecoveredFrame(header, location, cut_touches(touches.get(row.offset, ()), blocks=blocks))
 
     def _leave_alone(self, location: FrameLocation, row: FrameRow) -> None:
         self._tally.unread.append(
@@ -426,35 +429,10 @@ class Recovery:
     def _parts(self, row: FrameRow, stored: tuple[StoredPart, ...]) -> tuple[Part, ...] | None:
         key = (row.namespace, stored or row.parts)
         if key not in self._known_parts:
-            self._known_parts[key] = _resolve(self._namespaces.get(row.namespace), row.parts, stored)
+            self._known_parts[key] = resolve_parts(self._namespaces.get(row.namespace), row.parts, stored)
         return self._known_parts[key]
 
     def _unknown_in(self, number: int, what: str) -> None:
         line = f"{SEGMENTS_NAME}/{self._directory.segment_path(number).name}: {what}"
         if line not in self._tally.unknown:
             self._tally.unknown.append(line)
-
-
-def _resolve(
-    namespace: Namespace | None, indexes: tuple[int, ...], stored: tuple[StoredPart, ...]
-) -> tuple[Part, ...] | None:
-    """Return the namespace's parts with these indexes; None when the frame was written with others."""
-    if namespace is None or any(index >= len(namespace.layout.parts) for index in indexes):
-        return None
-    parts = tuple(namespace.layout.parts[index] for index in indexes)
-    if stored and tuple(map(stored_part, parts)) != stored:
-        return None
-    return parts
-
-
-def _row(frame: StoredFrame, offset: int) -> FrameRow:
-    return FrameRow(
-        offset, frame.kind, frame.header_bytes, frame.length_bytes, frame.namespace, frame.parent, frame.keys,
-        tuple(part.index for part in frame.parts), frame.retention_class, frame.written_at, frame.provenance,
-        frame.key_id, frame.key_check, frame.touched_at,
-    )  # fmt: skip
-
-
-def _cut(touches: Touches, *, blocks: int) -> Touches:
-    """Return touches without what lies behind the last block."""
-    return tuple(replace(t, count=min(t.count, blocks - t.first)) for t in touches if t.first < blocks)
