@@ -74,6 +74,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("kvstore_corrupt_total", _C, "Blocks whose digest was wrong.", ("tier",)),
     Metric("kvstore_scrubbed_bytes_total", _C, "Bytes of the SSD that the scrub has re-read."),
     Metric("kvstore_client_fallbacks_total", _C, "Client calls answered without the daemon.", ("reason",)),
+    Metric(
+        "kvstore_client_load_decisions_total",
+        _C,
+        "Matches by what a client made of them: load, load_part, recompute, try.",
+        ("decision",),
+    ),
     Metric("kvstore_sessions", _G, "Clients connected now."),
     Metric("kvstore_sessions_total", _C, "Clients that have connected."),
     Metric("kvstore_sessions_cut_total", _C, "Clients cut off for not reading their answers."),

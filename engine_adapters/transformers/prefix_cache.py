@@ -247,17 +247,22 @@ class PrefixCache:
         if not match.blocks:
             return []
         begun = self._clock.monotonic()
-        fits = match.blocks <= len(self._staging)
-        blocks = self._staging[: match.blocks] if fits else self.engine.shape.new_blocks(match.blocks)
+        pace = self.namespace.block_tokens * self._row_seconds
+        count = self._blocks.worth(match, block_recompute_seconds=pace).blocks
+        fits = count <= len(self._staging)
+        blocks = self._staging[:count] if fits else self.engine.shape.new_blocks(count)
         used, outcome = 0, ReleaseOutcome.UNUSED
         try:
-            fetched = self._blocks.fetch(match, blocks, deadline_seconds=self._fetch_deadline(match.blocks))
+            deadline = self._fetch_deadline(count)
+            fetched = self._blocks.fetch(match, blocks, blocks=count, deadline_seconds=deadline)
             used, outcome = fetched.blocks, ReleaseOutcome.USED if fetched.blocks else ReleaseOutcome.UNUSED
         finally:  # also when the request is given up
             self._blocks.release(match, used=used, outcome=outcome)
         result.fetch_seconds = self._clock.monotonic() - begun
-        if fetched.blocks < match.blocks:
+        if fetched.blocks < count:
             result.reason = fetched.reason
+        elif count < match.blocks:
+            result.reason = MissReason.SLOWER_THAN_RECOMPUTE
         if not fetched.blocks:
             return []
         begun = self._clock.monotonic()

@@ -12,6 +12,7 @@ from kvstore.client.fallback import miss_reason
 from kvstore.client.limits import ClientLimits, TlsFiles, Transport
 from kvstore.client.link import RootKey
 from kvstore.client.namespace import OpenNamespace
+from kvstore.client.recompute import TierSpeeds
 from kvstore.client.runtime import Runtime
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import KVStoreError
@@ -46,6 +47,7 @@ class Client:
         self.events = events or Events()
         self.limits = limits or ClientLimits()
         self.clock: Clock = clock or SystemClock()
+        self.speeds = TierSpeeds(self.clock)
         self._target = Target(
             address=address or default_address(),
             token=token,

@@ -17,6 +17,7 @@ from kvstore.client import reading, writing
 from kvstore.client.buffers import Buffers, Lengths
 from kvstore.client.deadline import Deadline
 from kvstore.client.fallback import fall_back, readable
+from kvstore.client.recompute import Choice
 from kvstore.client.results import Fetched, Match, Put, Reservation
 from kvstore.client.ticket import Ticket
 from kvstore.errors import InvalidArgument, KVStoreError
@@ -125,6 +126,12 @@ class OpenNamespace:
         """
         deadline = self.client.deadline(deadline_seconds)
         return reading.fetch(self, match, into, first=first, blocks=blocks, deadline=deadline, verify=verify)
+
+    def worth(self, match: Match, *, block_recompute_seconds: float, first: int = 0) -> Choice:
+        """Return how many blocks of a match are worth fetching, given what computing one takes; counted in
+        kvstore_client_load_decisions_total. Fetch no more than that, and compute the rest.
+        """
+        return reading.worth(self, match, first=first, block_recompute_seconds=block_recompute_seconds)
 
     def release(self, match: Match, *, used: int, outcome: ReleaseOutcome = ReleaseOutcome.USED) -> None:
         """Give a lease back; one-way (it may ride on the next match), and harmless when repeated."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from kvstore.client.limits import Transport
 from kvstore.client.link import Link
 from kvstore.client.loading import Loading
 from kvstore.client.mapped import fetch_mapped
+from kvstore.client.recompute import DECISIONS, Choice, choose
 from kvstore.client.results import Fetched, Match
 from kvstore.client.session import Outcome
 from kvstore.client.ticket import Ticket
@@ -153,7 +154,35 @@ def fetch(
         namespace.client.events.add("kvstore_client_corrupt_total")
         release(namespace, found, Release(found.lease, good, ReleaseOutcome.CORRUPT))
     tiers = _between(found.tiers, first, good)
+    # Nothing came in all that time: its tier is at least so slow.
+    namespace.client.speeds.note(
+        tiers or _between(found.tiers, first, first + 1),
+        block_bytes=_block_bytes(layout, buffers),
+        seconds=deadline.spent(),
+    )
     return Fetched(max(0, good - first), None if good == end else why, deadline.spent(), tiers)
+
+
+def _block_bytes(layout: Layout, parts: Iterable[int]) -> int:
+    return sum(layout.parts[part].bytes_max for part in parts)
+
+
+def worth(namespace: OpenNamespace, found: Match, *, first: int, block_recompute_seconds: float) -> Choice:
+    """Decide how much of a match to load, and count the decision."""
+    speeds, layout = namespace.client.speeds, namespace.layout
+    size = _block_bytes(layout, found.parts or layout.required_parts)
+    choice = choose(
+        found.tiers,
+        first=first,
+        block_load_seconds=lambda tier: speeds.block_seconds(tier, block_bytes=size),
+        block_recompute_seconds=block_recompute_seconds,
+        may_try=speeds.may_try,
+    )
+    if found.blocks > first:
+        cut = "load_part" if choice.blocks > first else "recompute"
+        decision = "load" if choice.blocks >= found.blocks else "try" if choice.is_trial else cut
+        namespace.client.events.add(DECISIONS, decision=decision)
+    return choice
 
 
 def _deliver(

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.api import OutcomeRun, TierRun
+from kvstore.client.recompute import Choice, choose
 from kvstore.hashing import Tokens, block_hashes, chain_root
 from kvstore.namespace import Namespace
 from kvstore.types import BlockHash, MissReason, PutOutcome, ReleaseOutcome, Tier, key_at, key_count
@@ -44,6 +45,7 @@ class DictStore:
     raises: dict[str, BaseException] = field(default_factory=dict)
     fetch_stops_at: int | None = None
     put_blocks_max: int = 1 << 30
+    block_seconds: dict[Tier, float] = field(default_factory=dict)
     released: list[tuple[int, ReleaseOutcome]] = field(default_factory=list)
 
     def open(
@@ -75,14 +77,24 @@ class DictNamespace:
         reason = MissReason.NEVER_STORED if found < len(names) else None
         return Answer(blocks=found, reason=reason, tiers=tiers_of(found), keys=keys)
 
-    def fetch(self, match: Answer, into: U8, **_: Any) -> Answer:
+    def fetch(self, match: Answer, into: U8, *, blocks: int | None = None, **_: Any) -> Answer:
         self.store.called("fetch")
-        stop = match.blocks if self.store.fetch_stops_at is None else self.store.fetch_stops_at
+        wanted = match.blocks if blocks is None else blocks
+        stop = wanted if self.store.fetch_stops_at is None else min(wanted, self.store.fetch_stops_at)
         for index in range(stop):
             into[index] = np.frombuffer(self.store.blocks[key_at(match.keys, index)], np.uint8)
         into[stop:] = 0xEE
-        reason = MissReason.CORRUPT if stop < match.blocks else None
+        reason = MissReason.CORRUPT if stop < wanted else None
         return Answer(blocks=stop, reason=reason, tiers=tiers_of(stop))
+
+    def worth(self, match: Answer, *, block_recompute_seconds: float, first: int = 0) -> Choice:
+        pace = self.store.block_seconds
+        return choose(
+            match.tiers,
+            first=first,
+            block_load_seconds=lambda tier: pace.get(tier, 0.0),
+            block_recompute_seconds=block_recompute_seconds,
+        )
 
     def release(self, match: Answer, *, used: int, outcome: ReleaseOutcome) -> None:
         self.store.called("release")

@@ -11,7 +11,7 @@ from engine_adapters.transformers import PrefixCache
 from engine_adapters.transformers.engine import generate_without_store
 from engine_adapters.transformers.prefix_cache import hit_blocks
 from kvstore.errors import InvalidArgument, Overloaded
-from kvstore.types import MissReason, ReleaseOutcome
+from kvstore.types import MissReason, ReleaseOutcome, Tier
 from tests.support.tiny_model import tiny_model, tokens
 from tests.unit.adapters.dict_store import DictStore
 
@@ -240,3 +240,17 @@ def test_what_was_fetched_does_not_live_in_the_staging_memory(model: Any) -> Non
     ):
         assert torch.equal(keys, keys_again)
         assert torch.equal(values, values_again)
+
+
+def test_what_would_come_slower_than_it_is_computed_is_not_loaded(model: Any) -> None:
+    store, ids = DictStore(), tokens(200)
+    cache = cache_of(model, store)
+    cold = cache.generate(ids, max_new_tokens=4)
+    store.block_seconds = {Tier.HOST: 0.0, Tier.SSD: 3600.0}
+    part = cache.generate(ids, max_new_tokens=4)
+    assert (part.hit_tokens, part.prefill.reason) == (2 * BLOCK, MissReason.SLOWER_THAN_RECOMPUTE)
+    store.block_seconds = {Tier.HOST: 3600.0, Tier.SSD: 3600.0}
+    none = cache.generate(ids, max_new_tokens=4)
+    assert (none.hit_tokens, none.prefill.reason) == (0, MissReason.SLOWER_THAN_RECOMPUTE)
+    assert cold.ids == part.ids == none.ids
+    assert store.released[-1] == (0, ReleaseOutcome.UNUSED)
