@@ -27,7 +27,7 @@ def chosen(
     return choose(
         tiers,
         first=first,
-        block_load_seconds=lambda tier: paces.get(str(tier), 0.0),
+        block_load_seconds=paces.__getitem__,
         block_recompute_seconds=recompute,
         may_try=lambda _: may_try,
     )
@@ -57,10 +57,11 @@ def test_without_measurements_everything_is_loaded() -> None:
 def test_no_choice_is_slower_than_computing_all(seed: int) -> None:
     source = random.Random(seed)
     tiers = [TierRun(source.choice((HOST, SSD, SHARED)), source.randint(1, 30)) for _ in range(4)]
-    paces = {str(tier): source.random() for tier in (HOST, SSD, SHARED)}
-    found = chosen(*tiers, recompute=0.4, **paces)
+    host, ssd, shared = (source.random() for _ in range(3))
+    paces = {HOST: host, SSD: ssd, SHARED: shared}
+    found = chosen(*tiers, recompute=0.4, host=host, ssd=ssd, shared=shared)
     ends = [0, *accumulate(run.count for run in tiers)]
-    load = [0.0, *accumulate(run.count * paces[str(run.tier)] for run in tiers)]
+    load = [0.0, *accumulate(run.count * paces[run.tier] for run in tiers)]
     total = [seconds + 0.4 * (ends[-1] - end) for end, seconds in zip(ends, load, strict=True)]
     assert found.load_seconds + 0.4 * (ends[-1] - found.blocks) == pytest.approx(min(total))
     assert min(total) <= total[0]
