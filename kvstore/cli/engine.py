@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvstore.cli.connection import JsonOption
+from kvstore.cli.engine_trace import trace
 from kvstore.cli.output import count_text, duration_text, emit_json, percent_text, say, styled
 from kvstore.errors import InvalidArgument
 from kvstore.quantities import parse_bytes
@@ -33,6 +34,8 @@ app = typer.Typer(
     help="A small engine that shows what the store does for one. Without a daemon it computes everything.",
 )
 
+app.command("trace")(trace)
+
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", metavar="FILE", help="A GGUF file, or smollm2 or gemma3-270m.")
 ]
@@ -46,6 +49,14 @@ AddressOption = Annotated[
 NoStoreOption = Annotated[bool, typer.Option("--no-store", help="Do not use a daemon at all.")]
 PoolOption = Annotated[str, typer.Option("--pool", metavar="SIZE", help="Device memory for keys and values.")]
 DtypeOption = Annotated[str, typer.Option("--dtype", help="float32 or bfloat16.")]
+MatchOption = Annotated[
+    float,
+    typer.Option(
+        "--match-seconds",
+        min=0.001,
+        help="How long the daemon may take to say what it has; then it is a miss.",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="A torch device: cpu, cuda, ...")]
 NewOption = Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Length of an answer.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", min=0.0, help="0: the likeliest token.")]
@@ -53,6 +64,10 @@ SeedOption = Annotated[int, typer.Option("--seed", help="For temperatures above 
 ClassOption = Annotated[str, typer.Option("--class", help="Retention class of what is stored.")]
 PricesOption = Annotated[
     Path | None, typer.Option("--prices", metavar="FILE", help="TOML with prices: what hits saved, in money.")
+]
+DropOption = Annotated[
+    list[str] | None,
+    typer.Option("--drop-answers", metavar="CLASS", help="Do not store answers of this class; repeatable."),
 ]
 PrefillOption = Annotated[
     list[Path] | None,
@@ -82,6 +97,8 @@ class Choices:
     pool: str
     dtype: str
     device: str
+    match_seconds: float
+    unsaved_answers: frozenset[str] = frozenset()
 
 
 @app.command()
@@ -100,6 +117,7 @@ def generate(
     pool: PoolOption = "1GiB",
     dtype: DtypeOption = "float32",
     device: DeviceOption = "cpu",
+    match_seconds: MatchOption = 0.02,
     prices: PricesOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -116,7 +134,15 @@ def generate(
     from kvstore.engine.request import Request, Sampling
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    choices = Choices(model=model, address=address, no_store=no_store, pool=pool, dtype=dtype, device=device)
+    choices = Choices(
+        model=model,
+        address=address,
+        no_store=no_store,
+        pool=pool,
+        dtype=dtype,
+        device=device,
+        match_seconds=match_seconds,
+    )
     codec = None if ids else _codec(model)
     tokens = tuple(codec.encode(text) if codec else _ids(text))
     request = Request(
@@ -154,17 +180,28 @@ def chat(
     pool: PoolOption = "1GiB",
     dtype: DtypeOption = "float32",
     device: DeviceOption = "cpu",
+    match_seconds: MatchOption = 0.02,
     prices: PricesOption = None,
 ) -> None:
     """Talk to the model; every turn says what was found where and what was computed. Ctrl-D ends.
 
     The history is sent again with every turn, as engines get it: the answer
-    before is found in the pool, after a restart in the daemon.
+    before is found in the pool, after a restart in the daemon. Where the chat
+    template drops the thinking of earlier answers, answers are not stored.
     """
     from kvstore.engine.request import Request, Sampling
 
     codec = _codec(model)
-    choices = Choices(model=model, address=address, no_store=no_store, pool=pool, dtype=dtype, device=device)
+    choices = Choices(
+        model=model,
+        address=address,
+        no_store=no_store,
+        pool=pool,
+        dtype=dtype,
+        device=device,
+        match_seconds=match_seconds,
+        unsaved_answers=frozenset({retention_class} if codec.drops_thinking else ()),
+    )
     messages = [{"role": "system", "content": system}] if system else []
     with _worker(choices, prefill_worker or [], decode_worker or []) as worker:
         for line in _lines():
@@ -193,11 +230,22 @@ def serve_worker(
     pool: PoolOption = "1GiB",
     dtype: DtypeOption = "float32",
     device: DeviceOption = "cpu",
+    match_seconds: MatchOption = 0.02,
+    drop_answers: DropOption = None,
 ) -> None:
     """Serve an engine at a unix socket until SIGTERM; prefill and decode workers meet in the daemon."""
     from kvstore.engine.worker import WorkerServer
 
-    choices = Choices(model=model, address=address, no_store=no_store, pool=pool, dtype=dtype, device=device)
+    choices = Choices(
+        model=model,
+        address=address,
+        no_store=no_store,
+        pool=pool,
+        dtype=dtype,
+        device=device,
+        match_seconds=match_seconds,
+        unsaved_answers=frozenset(drop_answers or ()),
+    )
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -229,7 +277,11 @@ def _engine(choices: Choices) -> Iterator[Engine]:
     from kvstore.models import find_model
 
     options = EngineOptions(
-        pool_bytes=parse_bytes(choices.pool), dtype=dtype_named(choices.dtype), device=choices.device
+        pool_bytes=parse_bytes(choices.pool),
+        dtype=dtype_named(choices.dtype),
+        device=choices.device,
+        match_seconds=choices.match_seconds,
+        unsaved_answers=choices.unsaved_answers,
     )
     client = None if choices.no_store else Client(choices.address or None)
     engine = build_engine(load_model(find_model(choices.model), options), client, options)

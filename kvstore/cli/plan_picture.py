@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from kvstore.cli.output import duration_text
 from kvstore.errors import InvalidArgument
@@ -21,15 +22,7 @@ def draw(
 
     Errors: InvalidArgument on a suffix that is none of .png, .svg, .pdf, or without matplotlib.
     """
-    if path.suffix not in SUFFIXES:
-        raise InvalidArgument(f"--plot {path}: the name must end in {', '.join(SUFFIXES)}")
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise InvalidArgument("--plot needs matplotlib: pip install 'tiered-kvstore[plan]'") from error
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = pyplot_for(path)
     figure, hits = pyplot.subplots(figsize=(9, 5), layout="constrained")
     places = range(len(points))
     rates = [100 * point.token_hit_rate for point in points]
@@ -62,6 +55,23 @@ def draw(
     hits.set_title(title)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
+
+
+def pyplot_for(path: Path) -> Any:
+    """Return matplotlib's pyplot, for a picture that goes to a file.
+
+    Errors: InvalidArgument on a suffix that is none of .png, .svg, .pdf, or without matplotlib.
+    """
+    if path.suffix not in SUFFIXES:
+        raise InvalidArgument(f"--plot {path}: the name must end in {', '.join(SUFFIXES)}")
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise InvalidArgument("--plot needs matplotlib: pip install 'tiered-kvstore[plan]'") from error
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def _tick(ttl_seconds: float) -> str:

@@ -10,11 +10,12 @@ from kvstore.engine.costs import StepCosts
 from kvstore.engine.hbm import Claimed, Hbm, Held
 from kvstore.engine.loading import Loader
 from kvstore.engine.running import NOTHING, Running
-from kvstore.types import HASH_BYTES, BlockHash, PutOutcome, ReleaseOutcome, Tier
+from kvstore.engine.windows import Checkpoints, WindowRows
+from kvstore.types import HASH_BYTES, BlockHash, PutOutcome, ReleaseOutcome, Tier, key_at
 
 SUFFIX_TOKENS_MIN = 16
-"""Rows that a hit leaves to compute. One to three rows run other kernels than a whole prompt and round
-differently; from four on they are equal bit for bit (float32, torch 2.13, AVX-512)."""
+"""Rows that a hit leaves to compute. Fewer run other kernels than a whole prompt and round differently; from
+16 on they are equal bit for bit (float32, torch 2.13, AVX-512, the shapes of SmolLM2)."""
 MATCH_SECONDS = 0.020
 FETCH_SECONDS_MAX = 2.0
 FETCH_SECONDS_MIN = 0.05
@@ -23,8 +24,7 @@ FETCH_SECONDS_MIN = 0.05
 class Admission:
     """Looks prefixes up and starts loads. Without a daemon (`store` None) only the pool is asked.
 
-    With `reuses` off nothing is: the rows of window layers are no part of a block, so that a prefix of a
-    model that has such layers cannot be resumed from its blocks alone.
+    With window layers a prefix goes on from one of the `checkpoints`, or from one that the daemon has.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Admission:
         *,
         root: BlockHash,
         block_tokens: int,
-        reuses: bool,
+        checkpoints: Checkpoints | None = None,
         match_seconds: float = MATCH_SECONDS,
     ) -> None:
         self._hbm = hbm
@@ -47,23 +47,32 @@ class Admission:
         self._clock = clock
         self._root = root
         self._block_tokens = block_tokens
-        self._reuses = reuses
+        self._checkpoints = checkpoints
         self._match_seconds = match_seconds
 
     def usable(self, one: Running) -> int:
         """Return how many leading blocks of a sequence may come from somewhere else."""
-        return max(0, len(one.ids) - SUFFIX_TOKENS_MIN) // self._block_tokens if self._reuses else 0
+        return max(0, len(one.ids) - SUFFIX_TOKENS_MIN) // self._block_tokens
+
+    def _resume(self, keys: bytes, blocks: int) -> tuple[int, WindowRows]:
+        """Return after how many of the pool's first `blocks` blocks a sequence can go on, and with what."""
+        if self._checkpoints is None:
+            return blocks, WindowRows()
+        return self._checkpoints.latest(keys, blocks)
 
     def look_up(self, one: Running) -> None:
         """Ask the daemon for what the pool lacks. It leases the prefix and starts to read it from SSD, while
         the request still waits for its turn. Does not wait.
         """
         usable = one.keys_of(0, self.usable(one))
+        if self._checkpoints is not None:
+            one.resumable = self.usable(one) * self._block_tokens
         if self._store is None or not one.may_load or not usable:
             return
-        if self._hbm.resident(usable) * HASH_BYTES < len(usable):
+        if self._resume(usable, self._hbm.resident(usable))[0] * HASH_BYTES < len(usable):
             one.lookup = self._store.submit_match(
                 usable,
+                parts=range(len(self._store.layout.parts)),
                 owner=one.request.name,
                 retention_class=one.request.retention_class,
                 deadline_seconds=self._match_seconds,
@@ -74,23 +83,28 @@ class Admission:
 
         False: it cannot run now, since somebody else fills the same blocks, or there is no room for them.
         """
-        held = self._hbm.match(one.keys_of(0, self.usable(one)), retention_class=one.request.retention_class)
+        keys = one.keys_of(0, self.usable(one))
+        held = self._hbm.match(keys, retention_class=one.request.retention_class)
         found = one.lookup.result() if one.lookup is not None else None
-        there = len(held.pages)
-        if found is not None and found.blocks > there:
-            claimed = self._claim(one, there, found.blocks)
-            if not isinstance(claimed, Claimed):
+        there, window = self._resume(keys, len(held.pages))
+        goal = found.boundaries[0] if found is not None and found.boundaries else 0
+        if goal > there:
+            recompute = self._costs.span(there * self._block_tokens, (goal - there) * self._block_tokens)
+            there = min(goal, len(held.pages))
+            claimed = self._claim(one, there, goal) if goal > there else None
+            if isinstance(claimed, PutOutcome):
                 self._hbm.release(held, used=0)
                 return claimed is PutOutcome.DUPLICATE and self.admit(one)
-            self._start_load(one, found, there, claimed)
+            assert found is not None
+            self._start_load(one, found, there, claimed, recompute_seconds=recompute)
         elif found is not None:
             self._give_back(found)
         one.lookup, one.asked = None, found is not None
-        one.held = held
-        one.computed = (
-            there + (len(one.loading_pages.pages) if one.loading_pages else 0)
-        ) * self._block_tokens
-        one.saved = max(there if found is None else 0, found.blocks if found else 0)
+        one.held, one.window = held, window
+        if len(held.pages) > there:
+            self.extend(one, there)
+        one.computed = max(there, goal) * self._block_tokens
+        one.saved = found.blocks if found is not None else there
         one.usage.add_hits([TierRun(Tier.HBM, there)] if there else [], block_tokens=self._block_tokens)
         one.usage.reason = (found.reason if found is not None else held.reason) or one.usage.reason
         return True
@@ -102,36 +116,45 @@ class Admission:
             retention_class=one.request.retention_class,
         )
 
-    def _start_load(self, one: Running, found: Match, first: int, claimed: Claimed) -> None:
+    def _start_load(
+        self, one: Running, found: Match, first: int, claimed: Claimed | None, *, recompute_seconds: float
+    ) -> None:
         assert self._loader is not None
-        recompute = self._costs.span(first * self._block_tokens, len(claimed.pages) * self._block_tokens)
-        seconds = min(FETCH_SECONDS_MAX, max(FETCH_SECONDS_MIN, recompute))
         one.loading_pages = claimed
-        one.load = self._loader.start(found, first=first, pages=claimed.pages, seconds=seconds)
+        one.load = self._loader.start(
+            found,
+            first=first,
+            pages=claimed.pages if claimed is not None else (),
+            seconds=min(FETCH_SECONDS_MAX, max(FETCH_SECONDS_MIN, recompute_seconds)),
+        )
 
-    def settle(self, one: Running) -> bool:
+    def settle(self, one: Running, *, ran_along: bool = False) -> bool:
         """Take in a load that is over; say whether all of it came. What came of it is a prefix all the same,
-        and a sequence loads only once: what is missing is computed.
+        and a sequence loads only once: what is missing is computed. A step that `ran_along` has taken the
+        window rows already.
         """
         load, claimed = one.load, one.loading_pages
-        assert load is not None and load.result is not None and claimed is not None
-        result, whole = load.result, load.complete
-        if result.blocks:
+        assert load is not None and load.result is not None
+        result = load.result
+        if claimed is not None and result.blocks:
             self._hbm.publish(claimed, result.blocks)
-        else:
+        elif claimed is not None:
             self._hbm.abandon(claimed)
         one.load, one.loading_pages = None, None
-        self.extend(one, load.first + result.blocks)
-        if not whole:
-            one.computed = len(one.held.pages) * self._block_tokens
-        one.usage.add_hits(result.tiers, block_tokens=self._block_tokens)
-        one.usage.load_seconds += result.seconds
-        if not whole:
+        there = load.first + result.blocks
+        if not result.whole:
+            there, one.window = self._resume(one.keys, there)
+            one.computed = there * self._block_tokens
             one.usage.fallbacks += 1
             one.usage.reason = result.reason
             one.may_load = False
-            one.saved = load.first + result.blocks
-        return whole
+            one.saved = min(one.saved, there)
+        elif load.window is not None and not ran_along:
+            one.window = load.window
+        self.extend(one, there)
+        one.usage.add_hits(result.tiers, block_tokens=self._block_tokens)
+        one.usage.load_seconds += result.seconds
+        return result.whole
 
     def extend(self, one: Running, blocks: int) -> None:
         """Hold the first `blocks` blocks of a sequence, now that they are published."""
@@ -144,6 +167,8 @@ class Admission:
         """Hold what others have published of a sequence's blocks since it was admitted; False: nothing that
         it may use.
         """
+        if self._checkpoints is not None:
+            return False
         now = self._hbm.match(one.keys_of(0, self.usable(one)), retention_class=one.request.retention_class)
         gained = len(now.pages) - len(one.held.pages)
         if gained <= 0:
@@ -153,6 +178,14 @@ class Admission:
         one.held, one.computed = now, len(now.pages) * self._block_tokens
         one.usage.add_hits([TierRun(Tier.HBM, gained)], block_tokens=self._block_tokens)
         return True
+
+    def remember(self, one: Running) -> None:
+        """Keep the window rows of a sequence's last boundary, so that others may go on from there."""
+        if self._checkpoints is None or one.checkpoint is None:
+            return
+        boundary, window = one.checkpoint
+        if len(one.keys) >= boundary * HASH_BYTES:  # a block that found no page has no name yet
+            self._checkpoints.keep(key_at(one.keys, boundary - 1), window)
 
     def hold(self, one: Running) -> Held:
         """Hold a sequence's published blocks once more, for somebody who outlives it."""

@@ -10,7 +10,7 @@ import torch
 from kvstore.client import Client
 from kvstore.clock import Clock, SystemClock
 from kvstore.engine.admission import MATCH_SECONDS
-from kvstore.engine.config import ModelConfig
+from kvstore.engine.config import LayerKind, ModelConfig
 from kvstore.engine.costs import StepCosts, calibrate
 from kvstore.engine.engine import Engine
 from kvstore.engine.hbm import Hbm
@@ -19,14 +19,21 @@ from kvstore.engine.model import Model
 from kvstore.engine.pool import KvPool, pages_within
 from kvstore.engine.scheduler import Budget
 from kvstore.engine.weights import Weights, read_gguf
+from kvstore.engine.windows import Checkpoints
 from kvstore.errors import InvalidArgument
 from kvstore.events import Events
 from kvstore.hashing import chain_root
 
+WINDOW_SHARE = 0.25
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Sizes and places. Units: bytes; tokens; sequences at a time; compute threads, 0: torch's own choice."""
+    """Sizes and places. Units: bytes; tokens; sequences at a time; compute threads, 0: torch's own choice.
+
+    Answers of the classes in `unsaved_answers` are not put to the daemon: their history will not be resent as
+    it was generated.
+    """
 
     pool_bytes: int = 1 << 30
     block_tokens: int = 64
@@ -38,6 +45,7 @@ class EngineOptions:
     budget: Budget = field(default_factory=Budget)
     match_seconds: float = MATCH_SECONDS
     threads: int = 0
+    unsaved_answers: frozenset[str] = frozenset()
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -76,7 +84,7 @@ def build_engine(
     other bytes.
     """
     clock = clock or SystemClock()
-    pool = _pool(model.config, options)
+    pool, checkpoints = _pool(model.config, options)
     namespace = namespace_of(model.config, model.weights, pool, tenant=options.tenant)
     root = chain_root(namespace.fingerprint, tenant_secret=options.tenant_secret)
     store = client.open(namespace, tenant_secret=options.tenant_secret) if client is not None else None
@@ -89,20 +97,29 @@ def build_engine(
         store,
         costs,
         root=root,
+        checkpoints=checkpoints,
         budget=options.budget,
         match_seconds=options.match_seconds,
         threads=options.threads,
+        unsaved_answers=options.unsaved_answers,
         clock=clock,
     )
 
 
-def _pool(config: ModelConfig, options: EngineOptions) -> KvPool:
-    block_bytes = options.block_tokens * config.row_width * options.dtype.itemsize * len(config.kinds)
-    return KvPool(
+def _pool(config: ModelConfig, options: EngineOptions) -> tuple[KvPool, Checkpoints | None]:
+    """Cut the budget: of a model with window layers a part goes to the rows of block boundaries."""
+    block_bytes = (
+        options.block_tokens * config.row_width * options.dtype.itemsize * len(config.of_kind(LayerKind.FULL))
+    )
+    window_bytes = int(options.pool_bytes * WINDOW_SHARE) if config.window else 0
+    pool = KvPool(
         config,
         block_tokens=options.block_tokens,
-        page_count=pages_within(options.pool_bytes, block_bytes=block_bytes),
+        page_count=pages_within(options.pool_bytes - window_bytes, block_bytes=block_bytes),
         scratch_count=options.sequences_max,
         dtype=options.dtype,
         device=torch.device(options.device),
     )
+    if pool.windows is None:
+        return pool, None
+    return pool, Checkpoints(max(1, window_bytes // pool.windows.part.bytes_max))

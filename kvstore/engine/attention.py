@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
 
 from kvstore.engine.config import LayerKind, ModelConfig
 from kvstore.engine.pool import KvPool
-
-
-@dataclass(slots=True)
-class WindowRows:
-    """What one sequence keeps of its window layers: its last window - 1 rows, or all if it has fewer.
-
-    Shapes: layer -> [rows, 2, kv_heads, head_dim].
-    """
-
-    rows: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    @staticmethod
-    def blank(config: ModelConfig, tokens: int, *, dtype: torch.dtype, device: torch.device) -> WindowRows:
-        """Return what a sequence of so many zero rows keeps."""
-        shape = (min(tokens, max(0, config.window - 1)), 2, config.kv_heads, config.head_dim)
-        blank = torch.zeros(shape, dtype=dtype, device=device)
-        return WindowRows(dict.fromkeys(config.of_kind(LayerKind.WINDOW), blank))
+from kvstore.engine.windows import WindowRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +71,18 @@ class StepAttention:
         return self._gather(queries, seen, self._window_masks[index])
 
     def _gather(self, queries: torch.Tensor, seen: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        keys, values = seen[:, 0].transpose(0, 1)[None], seen[:, 1].transpose(0, 1)[None]
+        if len(queries) == 1:
+            # Heads that share keys go as rows of one product: the keys are read once.
+            together = queries.view(1, self._config.kv_heads, -1, self._config.head_dim)
+            result = functional.scaled_dot_product_attention(together, keys, values, scale=self._scale)
+            return result.reshape(queries.shape)
         result = functional.scaled_dot_product_attention(
             queries.transpose(0, 1)[None],
-            seen[:, 0].transpose(0, 1)[None],
-            seen[:, 1].transpose(0, 1)[None],
+            keys,
+            values,
             attn_mask=mask,
-            is_causal=mask is None and len(queries) > 1,
+            is_causal=mask is None,
             scale=self._scale,
             enable_gqa=self._config.heads != self._config.kv_heads,
         )

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from kvstore.clock import Clock
-from kvstore.engine.attention import Span, StepAttention, WindowRows
+from kvstore.engine.attention import Span, StepAttention
 from kvstore.engine.model import Model, Rows
 from kvstore.engine.pool import KvPool
+from kvstore.engine.windows import WindowRows
 
 ROUNDS = 2
 

@@ -1,6 +1,9 @@
 """The engine: takes requests in, runs steps over all that are under way, hands tokens out.
 
 submit -> lookup (hbm, daemon) -> admit (pages, load) -> steps -> answer, blocks saved behind it
+
+While a step is computed, the next one is planned: requests are taken in and admitted, and it is decided who
+computes how much, on the expectation that all goes well. What turns out otherwise is left out of that step.
 """
 
 from __future__ import annotations
@@ -9,8 +12,10 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 
@@ -18,7 +23,6 @@ from kvstore.client.namespace import OpenNamespace
 from kvstore.clock import Clock, SystemClock
 from kvstore.engine.accounts import Accounts
 from kvstore.engine.admission import MATCH_SECONDS, Admission
-from kvstore.engine.attention import WindowRows
 from kvstore.engine.costs import StepCosts
 from kvstore.engine.hbm import Hbm
 from kvstore.engine.loading import Loader
@@ -29,6 +33,7 @@ from kvstore.engine.running import Running
 from kvstore.engine.saving import Save, Saver
 from kvstore.engine.scheduler import Budget, Planned, plan
 from kvstore.engine.step import Step
+from kvstore.engine.windows import Checkpoints, WindowRows
 from kvstore.errors import InvalidArgument, ShuttingDown
 from kvstore.hashing import block_hashes
 from kvstore.types import BlockHash, PutOutcome
@@ -53,9 +58,11 @@ class Engine:
         costs: StepCosts,
         *,
         root: BlockHash,
+        checkpoints: Checkpoints | None = None,
         budget: Budget | None = None,
         match_seconds: float = MATCH_SECONDS,
         threads: int = 0,
+        unsaved_answers: Collection[str] = (),
         clock: Clock | None = None,
     ) -> None:
         self.model = model
@@ -68,7 +75,7 @@ class Engine:
         self._clock = clock or SystemClock()
         self._budget = budget or Budget()
         self._loader = Loader(store, pool, self._clock) if store is not None else None
-        self._saver = Saver(store, pool, hbm) if store is not None and not model.config.window else None
+        self._saver = Saver(store, pool, hbm) if store is not None else None
         self._admission = Admission(
             hbm,
             store,
@@ -77,11 +84,12 @@ class Engine:
             self._clock,
             root=root,
             block_tokens=pool.block_tokens,
-            reuses=not model.config.window,
+            checkpoints=checkpoints,
             match_seconds=match_seconds,
         )
-        self._step = Step(model, pool, hbm, self._admission, self._clock, root=root)
-        self._threads = threads
+        self._step = Step(model, pool, hbm, self._admission, self._clock, root=root, threads=threads)
+        self._unsaved_answers = unsaved_answers
+        self._next: list[Planned] = []
         self._inbox: queue.SimpleQueue[Running] = queue.SimpleQueue()
         self._waiting: deque[Running] = deque()
         self._running: list[Running] = []
@@ -121,6 +129,7 @@ class Engine:
         self._closing.set()
         self._wake.set()
         self._thread.join()
+        self._step.close()
         if self._loader is not None:
             self._loader.close()
         if self._saver is not None:
@@ -129,8 +138,6 @@ class Engine:
     # The engine's thread
 
     def _loop(self) -> None:
-        if self._threads:
-            torch.set_num_threads(self._threads)  # a property of the thread that computes
         try:
             while not self._closing.is_set():
                 if not self.step():
@@ -143,22 +150,42 @@ class Engine:
             cause = error
         self._take_in()
         for one in [*self._waiting, *self._running]:
-            one.answer.set_exception(cause)
+            with suppress(InvalidStateError):  # cancelled
+                one.answer.set_exception(cause)
 
     def step(self) -> bool:
-        """Admit who can be, compute one step, hand out its tokens; say whether anything was computed."""
-        self._take_in()
-        self._admit()
-        self._renew()
-        planned = plan(self._ready(), self.costs, self._budget, block_tokens=self.pool.block_tokens)
-        claimed = [ready for one in planned if (ready := self._claim(one)) is not None]
-        claimed = [one for one in claimed if one.sequence in self._running]  # others were preempted since
-        if not claimed:
-            return False
+        """Compute the step that is planned, plan the next one meanwhile, hand out tokens; say whether it is
+        worth while to go on at once.
+        """
+        was_ahead, planned = bool(self._next), self._next or self._plan(())
+        self._next = []
+        spans = [ready for one in planned if (ready := self._claim(one)) is not None]
+        spans = [span for span in spans if span.sequence in self._running]  # others were preempted since
+        if not spans:
+            return was_ahead
+        logits = self._step.start(spans)
+        try:
+            self._next = self._plan(spans)
+        finally:
+            computed = logits.result()
         with torch.inference_mode():
-            for one in self._step.run(claimed):
+            for one in self._step.finish(spans, computed):
                 self._continue(one)
         return True
+
+    def _plan(self, flying: Sequence[Planned]) -> list[Planned]:
+        """Take in what has come, admit who can be, and return the spans of the next step."""
+        under_way = [span.sequence for span in flying]
+        self._take_in()
+        self._admit(under_way)
+        self._renew()
+        return plan(
+            self._ready(under_way),
+            self.costs,
+            self._budget,
+            block_tokens=self.pool.block_tokens,
+            flying=flying,
+        )
 
     def _take_in(self) -> None:
         while not self._inbox.empty():
@@ -167,10 +194,10 @@ class Engine:
             self._admission.look_up(one)
             self._waiting.append(one)
 
-    def _admit(self) -> None:
+    def _admit(self, under_way: Sequence[Running]) -> None:
         """Admit in order of arrival; whose lookup has not come back lets the next one pass."""
         for one in [*self._waiting, *self._running]:
-            if one.answer.cancelled():
+            if one.answer.cancelled() and one not in under_way:
                 self._let_go(one)
         for one in list(self._waiting):
             if not self._scratch:
@@ -180,31 +207,34 @@ class Engine:
                 self._waiting.remove(one)
                 self._running.append(one)
 
-    def _ready(self) -> list[Running]:
+    def _ready(self, under_way: Sequence[Running]) -> list[Running]:
         """Return who may compute. A load that is over is taken in; one that is not holds nobody else up: its
         sequence starts before the last layer has arrived only where nobody else could use the time.
         """
         for one in self._running:
-            if one.load is not None and one.load.result is not None:
+            if one.load is not None and one.load.result is not None and one not in under_way:
                 self._admission.settle(one)
-        ready = [one for one in self._running if one.load is None]
+        ready = [one for one in self._running if one.load is None or one in under_way]
         return ready or [one for one in self._running if one.load is not None and one.load.has(0)][:1]
 
     def _claim(self, planned: Planned) -> Planned | None:
         """Return what of a span can be computed now."""
         one, size = planned.sequence, self.pool.block_tokens
+        if one not in self._running or not planned.holds:
+            return None
         refused = self._step.claim(planned)
         if refused is PutOutcome.THROTTLED:
             self._preempt(self._running[-1])
         elif refused is PutOutcome.DUPLICATE and not self._admission.catch_up(one):
             # It is the last block, whose rows give the next token: compute it aside, in scratch.
-            return Planned(one, min(planned.count, size - one.computed % size))
+            return replace(planned, count=min(planned.count, size - planned.first % size))
         return planned if refused is None else None
 
     def _preempt(self, one: Running) -> None:
         """Take a sequence's pages away; it goes on from what is left of them when there is room again."""
+        self._admission.remember(one)
         self._let_go(one)
-        one.computed, one.window = 0, WindowRows()
+        one.computed, one.window, one.checkpoint = 0, WindowRows(), None
         one.keys = block_hashes(self._root, one.ids, block_tokens=self.pool.block_tokens)
         one.usage.preemptions += 1
         self._waiting.appendleft(one)
@@ -231,22 +261,25 @@ class Engine:
 
     def _save(self, one: Running, is_wanted: bool) -> None:
         """Let the daemon have what is new, or hear that what it has was used."""
-        if self._saver is None or not is_wanted or (one.asked and one.saved == len(one.held.pages)):
+        self._admission.remember(one)
+        checkpoint, one.checkpoint = one.checkpoint, None
+        is_known = one.asked and one.saved == len(one.held.pages) and checkpoint is None
+        if self._saver is None or not is_wanted or is_known:
             return
-        held = self._admission.hold(one)
-        self._saver.submit(
-            Save(one.keys_of(0, len(held.pages)), one.saved, held, one.request.retention_class)
-        )
-        one.saved = len(held.pages)
+        held, blocks = self._admission.hold(one), len(one.held.pages)
+        keys = one.keys_of(0, blocks)
+        self._saver.submit(Save(keys, one.saved, held, one.request.retention_class, checkpoint))
+        one.saved = blocks
 
     def _end(self, one: Running, why: str) -> None:
-        if one.request.save_answer and len(one.held.pages) > one.saved:
-            self._save(one, True)
+        is_prefix = one.request.save_answer and one.request.retention_class not in self._unsaved_answers
+        self._save(one, is_prefix and len(one.held.pages) > one.saved)
         self._let_go(one)
         one.usage.generated = one.generated
         one.usage.seconds = self._clock.monotonic() - one.submitted_at
         self.accounts.add(one.request.retention_class, one.usage)
-        one.answer.set_result(Answer(tuple(one.ids[len(one.request.prompt) :]), one.usage, why))
+        with suppress(InvalidStateError):  # cancelled
+            one.answer.set_result(Answer(tuple(one.ids[len(one.request.prompt) :]), one.usage, why))
 
     def _let_go(self, one: Running) -> None:
         """Give back everything that a sequence holds."""

@@ -16,6 +16,7 @@ from kvstore.client import Fetched, Match
 from kvstore.client.namespace import OpenNamespace
 from kvstore.clock import Clock
 from kvstore.engine.pool import KvPool
+from kvstore.engine.windows import WindowFormat, WindowRows
 from kvstore.types import MissReason, ReleaseOutcome
 
 LOADS_AT_ONCE = 2
@@ -24,16 +25,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What became of a load: the first `blocks` of it are in their pages, in every layer."""
+    """What became of a load: the first `blocks` of it are in their pages, in every layer. It is `whole` when
+    these are all, and the window rows behind them came where there are any.
+    """
 
     blocks: int
+    whole: bool
     tiers: tuple[TierRun, ...] = ()
     reason: MissReason | None = None
     seconds: float = 0.0
 
 
 class Load:
-    """Blocks [first, first + len(pages)) of a match, on their way into `pages`.
+    """Blocks [first, first + len(pages)) of a match, on their way into `pages`; ahead of the first stage the
+    `window` rows behind the last of them, for a model that has window layers.
 
     Threads: one fills it, any may wait.
     """
@@ -42,6 +47,7 @@ class Load:
         self.match = match
         self.first = first
         self.pages = tuple(pages)
+        self.window: WindowRows | None = None
         self._changed = threading.Condition()
         self._stages_there = 0
         self._result: Loaded | None = None
@@ -52,9 +58,9 @@ class Load:
         return self._result
 
     @property
-    def complete(self) -> bool:
-        """Say whether every block is there in every layer."""
-        return self._result is not None and self._result.blocks == len(self.pages)
+    def boundary(self) -> int:
+        """The block behind the last one."""
+        return self.first + len(self.pages)
 
     def has(self, stage: int) -> bool:
         """Say whether a stage is there."""
@@ -108,19 +114,32 @@ class Loader:
         good, tiers = len(load.pages), tuple[TierRun, ...]()
         reason: MissReason | None = None
         try:
-            for stage in range(len(self._pool.stages)):
+            if self._pool.windows is not None:
+                load.window = self._window(load, self._pool.windows, deadline)
+                if load.window is None:
+                    good, reason = 0, MissReason.PART_MISSING
+            for stage in range(len(self._pool.stages) if good else 0):
                 fetched = self._stage(load, stage, deadline)
                 tiers = fetched.tiers
                 if fetched.blocks < good:
-                    good, reason = fetched.blocks, fetched.reason
+                    good, reason = fetched.blocks, fetched.reason or MissReason.EVICTED
                     break
                 load.arrive()
         except Exception:  # the store failing never fails a request; what broke is in the log
             _log.exception("event=engine_load_failed")
             good, reason = 0, MissReason.TIER_DOWN
-        outcome = ReleaseOutcome.USED if good else ReleaseOutcome.UNUSED
-        self._store.release(load.match, used=load.first + good if good else 0, outcome=outcome)
-        load.end(Loaded(good, tiers, reason, self._clock.monotonic() - begun))
+        whole = reason is None
+        outcome = ReleaseOutcome.USED if good or whole else ReleaseOutcome.UNUSED
+        self._store.release(load.match, used=load.first + good if good or whole else 0, outcome=outcome)
+        load.end(Loaded(good, whole, tiers, reason, self._clock.monotonic() - begun))
+
+    def _window(self, load: Load, form: WindowFormat, deadline: float) -> WindowRows | None:
+        record, block = form.blank(), load.boundary - 1
+        seconds = max(0.0, deadline - self._clock.monotonic())
+        self._store.fetch(
+            load.match, {form.part.index: record}, first=block, blocks=1, deadline_seconds=seconds
+        )
+        return form.unpack(record, tokens=load.boundary * self._pool.block_tokens)
 
     def _stage(self, load: Load, stage: int, deadline: float) -> Fetched:
         pages, count = load.pages, len(load.pages)

@@ -9,15 +9,14 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kvstore.engine.config import LayerKind, ModelConfig
+from kvstore.engine.windows import GROUP, Bytes, WindowFormat
 from kvstore.errors import InvalidArgument
 from kvstore.layout import CacheGroup, Layout, Part, Segment
-from kvstore.types import SEGMENTS_MAX
+from kvstore.types import SEGMENTS_MAX, GroupKind
 
-Bytes = npt.NDArray[np.uint8]
 STAGES_MAX = 8
 """Layers arrive in so many parts at most: enough to hide a load behind compute, few enough to stay cheap."""
 
@@ -57,6 +56,9 @@ class KvPool:
         # Touched now: the first touch of a page costs more than a copy into it.
         self._rows = {layer: torch.zeros(shape, dtype=dtype, device=device) for layer in self.layers}
         self.stages = stages_of(self.layers)
+        self.windows = (
+            WindowFormat(config, part=len(self.stages), dtype=dtype, device=device) if config.window else None
+        )
         self.layout = self._layout(str(dtype).removeprefix("torch."))
 
     def _layout(self, dtype: str) -> Layout:
@@ -73,7 +75,10 @@ class KvPool:
             )
             for index, stage in enumerate(self.stages)
         )
-        return Layout(dtype, (CacheGroup("kv"),), parts).checked()
+        if self.windows is None:
+            return Layout(dtype, (CacheGroup("kv"),), parts).checked()
+        groups = (CacheGroup("kv"), CacheGroup(GROUP, GroupKind.CHECKPOINT))
+        return Layout(dtype, groups, (*parts, self.windows.part)).checked()
 
     @property
     def block_bytes(self) -> int:

@@ -43,8 +43,7 @@ class Sampling:
 class Request:
     """A prompt and what to do with it.
 
-    `save_answer` lets what is generated become prefix. A template that drops thinking text from the history
-    switches it off: such blocks would never be asked for again.
+    `save_answer` lets what is generated become prefix, unless the engine has it off for the whole class.
     """
 
     prompt: tuple[int, ...]

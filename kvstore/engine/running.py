@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from kvstore.client import Match, Ticket
-from kvstore.engine.attention import WindowRows
 from kvstore.engine.hbm import Claimed, Held
 from kvstore.engine.loading import Load
 from kvstore.engine.request import Answer, Request, Usage
+from kvstore.engine.windows import WindowRows
 from kvstore.types import HASH_BYTES, BlockHash, key_at
 
 NOTHING = Held(0, ())
@@ -29,6 +29,9 @@ class Running:
 
     `keys` names the full blocks of `ids`; the daemon has the first `saved` of them, as far as is known, and
     was `asked` for them, which renews them.
+
+    With window layers, `window` goes with `computed`; a chunk ends at token `resumable`, behind which an
+    equal prompt will go on, and `checkpoint` holds the last block boundary that it is worth to go on from.
     """
 
     request: Request
@@ -49,12 +52,9 @@ class Running:
     saved: int = 0
     asked: bool = False
     window: WindowRows = field(default_factory=WindowRows)
+    resumable: int = 0
+    checkpoint: tuple[int, WindowRows] | None = None
     usage: Usage = field(default_factory=Usage)
-
-    @property
-    def is_decoding(self) -> bool:
-        """Say whether only the last token is still to be computed."""
-        return self.computed == len(self.ids) - 1 and len(self.ids) > len(self.request.prompt)
 
     @property
     def generated(self) -> int:

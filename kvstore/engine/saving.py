@@ -11,9 +11,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kvstore.api import PartBlocks
 from kvstore.client.namespace import OpenNamespace
 from kvstore.engine.hbm import Hbm, Held
 from kvstore.engine.pool import KvPool
+from kvstore.engine.windows import WindowFormat, WindowRows
 from kvstore.types import HASH_BYTES, BlockHash, key_at, key_count
 
 QUEUE_MAX = 64
@@ -22,12 +24,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Blocks [first, len(keys)) of a chain, held in the pool; none of them: just a touch of the chain."""
+    """Blocks [first, len(keys)) of a chain, held in the pool; none of them: just a touch of the chain.
+    `checkpoint` is a boundary within it, and the window rows there.
+    """
 
     keys: bytes
     first: int
     held: Held
     retention_class: str
+    checkpoint: tuple[int, WindowRows] | None = None
 
 
 class Saver:
@@ -70,7 +75,13 @@ class Saver:
     def _save(self, save: Save) -> None:
         if save.first == key_count(save.keys):
             self._store.touch(save.keys, save.retention_class)
+        elif not self._save_blocks(save):
             return
+        if save.checkpoint is not None and self._pool.windows is not None:
+            self._save_window(save, *save.checkpoint, form=self._pool.windows)
+
+    def _save_blocks(self, save: Save) -> bool:
+        """Put blocks; False when the last ones did not find room."""
         for first, stop in _neighbours(save.held.pages, save.first):
             pages = save.held.pages[first:stop]
             source = {
@@ -86,7 +97,18 @@ class Saver:
             )
             self.stored_blocks += put.stored
             if put.present < stop - first:
-                return  # what follows would be an orphan
+                return False  # what follows would be an orphan
+        return True
+
+    def _save_window(self, save: Save, boundary: int, window: WindowRows, *, form: WindowFormat) -> None:
+        parent = key_at(save.keys, boundary - 2) if boundary > 1 else self._store.root
+        self._store.put(
+            BlockHash(parent),
+            key_at(save.keys, boundary - 1),
+            {form.part.index: form.pack(window)},
+            parts=[PartBlocks(form.part.index, 0, 1)],
+            retention_class=save.retention_class,
+        )
 
     def flush(self) -> None:
         """Wait until everything queued is saved."""

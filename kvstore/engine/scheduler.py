@@ -11,15 +11,16 @@ from kvstore.engine.running import Running
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`count` tokens of a sequence, from its first uncomputed one."""
+    """Tokens [first, first + count) of a sequence."""
 
     sequence: Running
+    first: int
     count: int
 
     @property
-    def reaches_end(self) -> bool:
-        """Say whether the next token can be picked behind it."""
-        return self.sequence.computed + self.count == len(self.sequence.ids)
+    def holds(self) -> bool:
+        """Say whether the sequence came as far as was expected when this was planned."""
+        return self.sequence.computed == self.first and self.first + self.count <= len(self.sequence.ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,27 +32,52 @@ class Budget:
 
 
 def plan(
-    sequences: Sequence[Running], costs: StepCosts, budget: Budget, *, block_tokens: int
+    sequences: Sequence[Running],
+    costs: StepCosts,
+    budget: Budget,
+    *,
+    block_tokens: int,
+    flying: Sequence[Planned] = (),
 ) -> list[Planned]:
     """Return the spans of the next step, oldest sequence first.
 
     Chunks end on block boundaries or at the end of a prompt, so that only whole blocks need a name. At
-    least one block of one prompt is in every step: nobody starves.
+    least one block of one prompt is in every step: nobody starves. Of `flying`, the step that is under way,
+    it expects that all succeeds and that nobody says a stop word: see `Planned.holds`.
     """
-    decoding = [Planned(one, 1) for one in sequences if one.is_decoding]
-    prompts = [one for one in sequences if not one.is_decoding]
+    under_way = {span.sequence: span for span in flying}
+    expected = [_expected(one, under_way.get(one)) for one in sequences]
+    decoding = [Planned(one, first, 1) for one, first, left in expected if left == 1 and _answers(one, first)]
     limit = budget.busy_seconds if decoding else budget.idle_seconds
-    left = limit - costs.seconds((one.sequence.computed, 1) for one in decoding)
+    time = limit - costs.seconds((span.first, 1) for span in decoding)
     chunks: list[Planned] = []
-    for one in prompts:
-        wanted = len(one.ids) - one.computed
-        count = min(wanted, costs.rows_within(left, first=one.computed))
+    for one, first, wanted in expected:
+        if wanted == 0 or (wanted == 1 and _answers(one, first)):
+            continue
+        if first < one.resumable:
+            wanted = one.resumable - first
+        count = min(wanted, costs.rows_within(time, first=first))
         if count < wanted:
-            count -= (one.computed + count) % block_tokens
+            count -= (first + count) % block_tokens
         if count <= 0 and not chunks:
-            count = min(wanted, block_tokens - one.computed % block_tokens)
+            count = min(wanted, block_tokens - first % block_tokens)
         if count <= 0:
             break
-        chunks.append(Planned(one, count))
-        left -= costs.span(one.computed, count)
+        chunks.append(Planned(one, first, count))
+        time -= costs.span(first, count)
     return decoding + chunks
+
+
+def _expected(one: Running, span: Planned | None) -> tuple[Running, int, int]:
+    """Return where a sequence will stand behind a span, and how many tokens it will have to compute."""
+    if span is None:
+        return one, one.computed, len(one.ids) - one.computed
+    stop = span.first + span.count
+    if stop < len(one.ids):
+        return one, stop, len(one.ids) - stop
+    return one, stop, 1 if one.generated + 1 < one.request.max_new_tokens else 0
+
+
+def _answers(one: Running, first: int) -> bool:
+    """Say whether the token at `first` is one that was generated, or will be."""
+    return first >= len(one.request.prompt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -15,6 +16,7 @@ from kvstore.engine.model import Model, Rows
 from kvstore.engine.pool import KvPool
 from kvstore.engine.running import Running
 from kvstore.engine.scheduler import Planned
+from kvstore.engine.windows import WindowRows
 from kvstore.hashing import block_hashes
 from kvstore.types import HASH_BYTES, BlockHash, PutOutcome
 
@@ -23,10 +25,18 @@ LATE_SECONDS = 2.0
 
 
 class Step:
-    """Runs planned spans. Threads: the engine's."""
+    """Carries planned spans out. Threads: the engine's, which plans on while `engine-compute` computes."""
 
     def __init__(
-        self, model: Model, pool: KvPool, hbm: Hbm, admission: Admission, clock: Clock, *, root: BlockHash
+        self,
+        model: Model,
+        pool: KvPool,
+        hbm: Hbm,
+        admission: Admission,
+        clock: Clock,
+        *,
+        root: BlockHash,
+        threads: int,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -35,6 +45,9 @@ class Step:
         self._clock = clock
         self._root = root
         self._stage_of = {layer: i for i, stage in enumerate(pool.stages) for layer in stage}
+        # How many threads torch takes is a property of the thread that computes.
+        initializer = (lambda: torch.set_num_threads(threads)) if threads else (lambda: None)
+        self._compute = ThreadPoolExecutor(1, thread_name_prefix="engine-compute", initializer=initializer)
 
     def claim(self, planned: Planned) -> PutOutcome | None:
         """Take pages for the whole blocks that a chunk fills; None when it may run, else why not.
@@ -42,8 +55,8 @@ class Step:
         DUPLICATE: the first of them is in the pool by now.
         """
         one, size = planned.sequence, self._pool.block_tokens
-        first, stop = one.computed // size, (one.computed + planned.count) // size
-        if one.computed % size or first == stop:
+        first, stop = planned.first // size, (planned.first + planned.count) // size
+        if planned.first % size or first == stop:
             return None
         claimed = self._hbm.claim(
             one.parent(first, self._root),
@@ -55,11 +68,14 @@ class Step:
         one.claimed = claimed
         return None
 
-    def run(self, planned: Sequence[Planned]) -> list[Running]:
-        """Compute spans whose pages are claimed; return the sequences that came further. One whose load
-        broke off meanwhile did not: what it computed is void.
+    def start(self, planned: Sequence[Planned]) -> Future[torch.Tensor]:
+        """Begin to compute spans whose pages are claimed; `finish` wants the result."""
+        return self._compute.submit(self._forward, planned)
+
+    def finish(self, planned: Sequence[Planned], logits: torch.Tensor) -> list[Running]:
+        """Take in what was computed; return the sequences that came further. One whose load broke off
+        meanwhile did not: what it computed is void.
         """
-        logits = self._forward(planned)
         further = []
         for index, span in enumerate(planned):
             one = span.sequence
@@ -73,10 +89,14 @@ class Step:
             further.append(one)
         return further
 
+    def close(self) -> None:
+        """Wait for what is being computed."""
+        self._compute.shutdown()
+
     def _forward(self, planned: Sequence[Planned]) -> torch.Tensor:
         device = self._model.weights.device
-        spans = [Span(p.sequence.computed, p.count, p.sequence.pages(), p.sequence.window) for p in planned]
-        ids = [p.sequence.ids[s.first : s.first + s.count] for p, s in zip(planned, spans, strict=True)]
+        spans = [Span(p.first, p.count, p.sequence.pages(), p.sequence.window) for p in planned]
+        ids = [p.sequence.ids[p.first : p.first + p.count] for p in planned]
         ends = list(itertools.accumulate(span.count for span in spans))
         rows = Rows(
             torch.tensor(list(itertools.chain(*ids)), device=device),
@@ -90,18 +110,28 @@ class Step:
         )
 
     def _await_stage(self, arriving: Sequence[Running], layer: int) -> None:
+        stage = self._stage_of.get(layer, 0)  # a window layer needs rows that come ahead of stage 0
         for one in arriving:
-            if one.load is not None and not one.load.has(self._stage_of[layer]):
+            if one.load is None:
+                continue
+            if not one.load.has(stage):
                 begun = self._clock.monotonic()
-                one.load.wait(self._stage_of[layer], seconds=LATE_SECONDS)
+                one.load.wait(stage, seconds=LATE_SECONDS)
                 one.usage.load_wait_seconds += self._clock.monotonic() - begun
+            if layer == 0 and self._pool.windows is not None:
+                # A load that failed leaves rows of the right shape: what is computed with them is void.
+                one.window.rows = (one.load.window or self._blank(one)).copy().rows
+
+    def _blank(self, one: Running) -> WindowRows:
+        weights = self._model.weights
+        return WindowRows.blank(self._model.config, one.computed, dtype=weights.dtype, device=weights.device)
 
     def _take_in(self, one: Running) -> bool:
         """Take in a load that the forward pass ran along with; False when it did not come whole."""
         assert one.load is not None
         if not one.load.wait_end(seconds=LATE_SECONDS):
             return False
-        return self._admission.settle(one)
+        return self._admission.settle(one, ran_along=True)
 
     def _advance(self, one: Running, count: int) -> None:
         one.computed += count
@@ -110,6 +140,10 @@ class Step:
             self._hbm.publish(one.claimed, len(one.claimed.pages))
             one.claimed = None
             self._admission.extend(one, one.computed // self._pool.block_tokens)
+        if self._pool.windows is not None and one.computed % self._pool.block_tokens == 0:
+            is_answer = one.computed > len(one.request.prompt)
+            if one.computed <= one.resumable or is_answer:
+                one.checkpoint = (one.computed // self._pool.block_tokens, one.window.copy())
 
     def seal(self, one: Running) -> bool:
         """Name the block that generated tokens filled and move it from scratch to a page of its own; False

@@ -16,6 +16,7 @@ from kvstore.errors import InvalidArgument
 
 CONTROL = 3
 """Type of a token that is no text, in GGUF's lists."""
+THOUGHT = "6f1c thought"
 Message = dict[str, str]
 
 
@@ -25,6 +26,11 @@ class Codec(Protocol):
     @property
     def stop_ids(self) -> frozenset[int]:
         """Ids that end an answer."""
+        ...
+
+    @property
+    def drops_thinking(self) -> bool:
+        """Say whether `chat` leaves the thinking of earlier answers out: nobody will ask for them again."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -69,6 +75,15 @@ class GgufCodec:
             _template(plain),
             frozenset({plain["tokenizer.ggml.eos_token_id"]}),
         )
+
+    @property
+    def drops_thinking(self) -> bool:
+        """Say whether the template leaves the thinking of earlier answers out, by trying it."""
+        if self.template is None:
+            return False
+        answer = {"role": "assistant", "content": f"<think>{THOUGHT}</think>said"}
+        history = [{"role": "user", "content": "ask"}, answer, {"role": "user", "content": "ask again"}]
+        return THOUGHT not in self.template.render(messages=history, add_generation_prompt=True)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; special tokens in it are recognised."""

@@ -43,6 +43,7 @@ def worker(
     socket = home.root / f"{role}.sock"
     command = [sys.executable, "-m", "kvstore.cli.main", "engine", "serve-worker", str(socket)]
     command += ["--role", role, "--model", str(model), "--pool", pool, "--address", home.address]
+    command += ["--match-seconds", "5"]
     with subprocess.Popen(command, env=home.environ(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert "serving" in process.stdout.readline()

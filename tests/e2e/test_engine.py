@@ -16,7 +16,7 @@ from kvstore.engine.request import Request
 from kvstore.engine.scheduler import Budget
 from tests.e2e.engine_setup import SECONDS, ask, engine, worker
 from tests.e2e.served import Home, Served
-from tests.support.engine_models import tiny_llama_pair, write_gguf
+from tests.support.engine_models import engine_model, tiny_gemma, tiny_llama_pair, write_gguf
 from tests.support.tiny_model import tokens
 
 OPTIONS = EngineOptions(pool_bytes=4 << 20, block_tokens=16, sequences_max=4, match_seconds=5.0)
@@ -86,6 +86,44 @@ def test_one_answer_from_nothing_from_host_and_from_ssd(
     assert third.usage.hits == {"ssd": 176}, third.usage
     assert turn.usage.hits == {"hbm": 208}, turn.usage  # the answer became prefix
     assert not second.usage.fallbacks
+
+
+def test_a_model_with_windows_goes_on_from_host_and_from_ssd(home: Home) -> None:
+    """The rows of window layers come with the blocks, for the boundary where the prompt is cut."""
+    model = engine_model(tiny_gemma())
+    with engine(model, None, OPTIONS) as alone:
+        expected = ask(alone, PROMPT, NEW)
+        turn = (*PROMPT, *expected.ids, *OTHER[:30])
+        follow = ask(alone, turn, NEW)
+    with Served(home):
+        with engine(model, home, CHUNKED) as cold:
+            first = ask(cold, PROMPT, NEW)
+            cold.flush()
+        with engine(model, home, OPTIONS) as warm:
+            second = ask(warm, PROMPT, NEW)
+            shorter = ask(warm, PROMPT[:100], NEW)
+    with Served(home), engine(model, home, OPTIONS) as restarted:
+        third = ask(restarted, turn, NEW)
+    assert first.ids == second.ids == expected.ids
+    assert second.usage.hits == {"host": 176}, second.usage
+    assert shorter.usage.hits == {}, "nobody kept the windows there"
+    assert third.ids == follow.ids
+    assert third.usage.hits == {"ssd": 208}, third.usage
+    assert not second.usage.fallbacks + third.usage.fallbacks
+
+
+def test_answers_of_a_class_that_drops_them_do_not_become_prefix(model: Model, home: Home) -> None:
+    dropping = replace(OPTIONS, unsaved_answers=frozenset({"chat"}))
+    with Served(home):
+        turns = []
+        for retention_class, prompt in (("chat", PROMPT), ("agent", OTHER)):
+            with engine(model, home, dropping) as first:
+                request = Request(prompt=prompt, max_new_tokens=NEW, retention_class=retention_class)
+                turns.append((*prompt, *first.submit(request).result(timeout=SECONDS).ids, *range(20)))
+                first.flush()
+        with engine(model, home, OPTIONS) as later:
+            hits = [ask(later, turn, 1).usage.hits for turn in turns]
+    assert hits == [{"host": 192}, {"host": 208}]
 
 
 def test_a_batch_of_hits_and_misses_answers_as_each_alone(model: Model, home: Home) -> None:

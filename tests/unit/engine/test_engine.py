@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,8 @@ from kvstore.engine.assembly import EngineOptions, build_engine
 from kvstore.engine.costs import StepCosts
 from kvstore.engine.engine import Engine
 from kvstore.engine.model import Model
-from kvstore.engine.request import Request, Sampling
+from kvstore.engine.request import Answer, Request, Sampling
+from kvstore.engine.scheduler import plan
 from kvstore.errors import InvalidArgument, ShuttingDown
 from tests.support.engine_models import engine_model, tiny_gemma, tiny_llama_pair
 from tests.support.tiny_model import tokens
@@ -96,16 +100,30 @@ def test_a_prompt_whose_last_block_is_known_is_computed_aside(build: Callable[..
     assert answer.ids == greedy(build(), longer[:96])
 
 
-def test_window_layers_are_right_and_are_not_resumed(build: Callable[..., Engine]) -> None:
+@pytest.mark.parametrize("pages", [64, 14])
+def test_window_layers_are_right_and_are_resumed(build: Callable[..., Engine], pages: int) -> None:
+    """A second time, a second turn, and four together; also where a tight pool takes pages away."""
     theirs = tiny_gemma()
-    ids = torch.tensor([PROMPTS[4]])
-    with torch.no_grad():
-        expected = theirs.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=0
-        )
-    engine = build(own=engine_model(theirs))
-    for _ in range(2):
-        assert greedy(engine, PROMPTS[4]) == tuple(expected[0, ids.shape[1] :].tolist())
+
+    def expected(prompt: tuple[int, ...]) -> tuple[int, ...]:
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            answer = theirs.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=0
+            )
+        return tuple(answer[0, ids.shape[1] :].tolist())
+
+    engine, prompt = build(pages=pages, own=engine_model(theirs)), PROMPTS[4]
+    first = engine.submit(Request(prompt=prompt, max_new_tokens=20)).result(timeout=60)
+    again = engine.submit(Request(prompt=prompt, max_new_tokens=20)).result(timeout=60)
+    turn = (*prompt, *first.ids, *range(20))
+    second = engine.submit(Request(prompt=turn, max_new_tokens=20)).result(timeout=60)
+    assert first.ids == again.ids == expected(prompt)
+    assert second.ids == expected(turn)
+    assert (first.usage.hits, again.usage.hits) == ({}, {"hbm": 64})
+    assert second.usage.hits == {"hbm": 96}, "from the end of the answer"
+    together = [engine.submit(Request(prompt=one, max_new_tokens=20)) for one in (*PROMPTS[:3], turn)]
+    assert [one.result(timeout=60).ids for one in together] == [expected(one) for one in (*PROMPTS[:3], turn)]
 
 
 def test_a_draw_depends_on_seed_and_position_alone(build: Callable[..., Engine]) -> None:
@@ -150,3 +168,53 @@ def test_a_request_that_is_cancelled_leaves_nothing_behind(build: Callable[..., 
     assert dropped.cancel()
     for prompt in PROMPTS:
         assert len(greedy(engine, prompt)) == 20
+
+
+def test_a_request_that_is_cancelled_as_it_ends_harms_nobody(build: Callable[..., Engine]) -> None:
+    engine = build()
+    mine: list[Future[Answer]] = []
+    asked = threading.Event()
+
+    def cancel(_: int) -> None:
+        assert asked.wait(60)
+        mine[0].cancel()
+
+    mine.append(engine.submit(Request(prompt=PROMPTS[0], max_new_tokens=1), on_token=cancel))
+    asked.set()
+    assert len(greedy(engine, PROMPTS[1])) == 20
+    assert mine[0].cancelled()
+
+
+def test_the_next_step_is_planned_while_one_is_computed(
+    build: Callable[..., Engine], model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans, ahead, in_time = threading.Semaphore(0), list[int](), list[bool]()
+
+    def watched_plan(*args: Any, **options: Any) -> Any:
+        spans = plan(*args, **options)
+        if options["flying"]:
+            ahead.append(len(spans))
+            plans.release()
+        return spans
+
+    class Watched(Model):
+        def forward(self, *args: Any, **options: Any) -> torch.Tensor:
+            in_time.append(plans.acquire(timeout=20))
+            return super().forward(*args, **options)
+
+    expected = greedy(build(), PROMPTS[0], 3)
+    monkeypatch.setattr("kvstore.engine.engine.plan", watched_plan)
+    engine = build(own=Watched(model.config, model.weights))
+    assert greedy(engine, PROMPTS[0], 3) == expected
+    assert in_time == [True] * 3, "each step ran until the next one was planned"
+    assert ahead == [1, 1, 0], "nothing follows the last token"
+
+
+def test_a_stop_word_ends_an_answer_although_more_was_planned(build: Callable[..., Engine]) -> None:
+    engine = build()
+    expected = [greedy(engine, prompt) for prompt in PROMPTS[:2]]
+    stop = Request(prompt=PROMPTS[0], max_new_tokens=20, stop_ids=frozenset({expected[0][5]}))
+    stopped = engine.submit(stop)
+    assert greedy(engine, PROMPTS[1]) == expected[1]
+    assert stopped.result(timeout=60).ids == expected[0][: expected[0].index(expected[0][5]) + 1]
+    assert stopped.result().ended_by == "stop"

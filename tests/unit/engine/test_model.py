@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from kvstore.engine.attention import Span, StepAttention, WindowRows
+from kvstore.engine.attention import Span, StepAttention
 from kvstore.engine.model import Model, Rows
 from kvstore.engine.pool import KvPool
+from kvstore.engine.windows import WindowRows
 from tests.support.engine_models import WINDOW, engine_model, tiny_gemma
 from tests.support.tiny_model import tiny_model, tokens
 
