@@ -22,8 +22,15 @@ HOST, SSD, SHARED = Tier.HOST, Tier.SSD, Tier.SHARED
 
 
 def chosen(
-    *tiers: TierRun, recompute: float, first: int = 0, may_try: bool = False, **paces: float
+    *tiers: TierRun,
+    recompute: float,
+    first: int = 0,
+    may_try: bool = False,
+    host: float = 0.0,
+    ssd: float = 0.0,
+    shared: float = 0.0,
 ) -> Choice:
+    paces = {HOST: host, SSD: ssd, SHARED: shared}
     return choose(
         tiers,
         first=first,
