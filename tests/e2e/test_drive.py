@@ -95,17 +95,24 @@ def test_in_wall_time_a_daemon_does_as_simulated(
     assert space["blocks"] == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_interrupt_leaves_nothing_behind(trace: Path, daemon: ChildDaemon) -> None:
     command = [sys.executable, "-m", "kvstore.cli.main", "drive", str(trace), "-a", daemon.address]
+    # A shell lets what it starts in the background ignore the signal, and so would the child of such a run.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     child = subprocess.Popen([*command, "--speed", "0.01x"], stderr=subprocess.PIPE, text=True)
-    with Daemon(daemon.address) as asked:
-        while not any(row["blocks"] for row in asked.status()["namespaces"]):
-            assert child.poll() is None
-        child.send_signal(signal.SIGINT)
-        _, said = child.communicate(timeout=60)
-        assert (child.returncode, said) == (130, "kvstore: interrupted\n")
-        assert not any(row["blocks"] for row in asked.status()["namespaces"])
+    signal.signal(signal.SIGINT, before)
+    try:
+        with Daemon(daemon.address) as asked:
+            while not any(row["blocks"] for row in asked.status()["namespaces"]):
+                assert child.poll() is None
+            child.send_signal(signal.SIGINT)
+            _, said = child.communicate(timeout=60)
+            assert (child.returncode, said) == (130, "kvstore: interrupted\n")
+            assert not any(row["blocks"] for row in asked.status()["namespaces"])
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def test_nobody_gets_a_told_clock_by_accident(tmp_path: Path) -> None:
