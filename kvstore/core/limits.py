@@ -29,6 +29,7 @@ class Limits:
     namespaces_max: int = 1024
     roots_max: int = 4096
     write_queue_bytes_max: int = 256 * MIB
+    write_bytes_behind_reads: int = 8 * MIB
     loads_in_flight_max: int = 8
     load_bytes: int = 2 * MIB
     load_seconds_max: float = 5.0

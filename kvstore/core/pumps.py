@@ -92,9 +92,10 @@ class ReadPump:
 class WritePump:
     """Submits write-behind in order: taking turns keeps two threads from overtaking one another."""
 
-    def __init__(self, tier: Tier | None, writeback: WriteBack, decision: Decision) -> None:
+    def __init__(self, tier: Tier | None, writeback: WriteBack, loads: Loads, decision: Decision) -> None:
         self._tier = tier
         self._writeback = writeback
+        self._loads = loads
         self._decision = decision
         self._turns = Turns()
 
@@ -106,7 +107,7 @@ class WritePump:
     def _submit(self) -> None:
         assert self._tier is not None
         with self._decision():
-            ready = self._writeback.next()
+            ready = self._writeback.next(is_reading=bool(self._loads.queued))
         futures = self._tier.write([write for _, write in ready]) if ready else []
         for (frame, _), future in zip(ready, futures, strict=True):
             future.add_done_callback(partial(self._done, frame, frame_bytes(frame)))

@@ -93,7 +93,7 @@ class Wiring:
             client_alive=client_alive,
         )
         self._reads = ReadPump(ssd, self._loads, self._decision)
-        self._writes = WritePump(ssd, self._writeback, self._decision)
+        self._writes = WritePump(ssd, self._writeback, self._loads, self._decision)
         self._moves = Moves(self._catalog, self._limits)
         self._copies = CopyPump(ssd, self._moves, self._retention, self._decision)
         reclaim = Reclaim(self._catalog, self._limits, ssd, self._moves, census)

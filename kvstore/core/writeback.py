@@ -89,13 +89,17 @@ class WriteBack:
             frame.queued = True
             self._queue[frame] = None
 
-    def next(self) -> list[tuple[Frame, FrameWrite]]:
-        """Return the next frames to write, as many as the bounded queue takes, held until `finished`."""
+    def next(self, *, is_reading: bool) -> list[tuple[Frame, FrameWrite]]:
+        """Return the next frames to write, as many as the bounded queue takes, held until `finished`. While
+        loads wait for their turn few bytes are under way: what is written behind must not hold up who reads.
+        """
+        limits = self._limits
+        limit = limits.write_bytes_behind_reads if is_reading else limits.write_queue_bytes_max
         ready: list[tuple[Frame, FrameWrite]] = []
         while self._queue:
             frame = next(iter(self._queue))
             size = frame_bytes(frame)
-            if self.in_flight_bytes and self.in_flight_bytes + size > self._limits.write_queue_bytes_max:
+            if self.in_flight_bytes and self.in_flight_bytes + size > limit:
                 break
             del self._queue[frame]
             self._make_room(size)
