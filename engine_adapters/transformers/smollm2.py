@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvstore.models import find_model
+from kvstore.models import cache_folder, find_model
 
 CONVERSION = 1
 """Part of the folder's name; counts up when the conversion writes something else."""
@@ -18,10 +18,9 @@ CONVERSION = 1
 
 def model_folder(gguf: Path, environ: Mapping[str, str] = os.environ) -> Path:
     """Return where the converted form of exactly this file belongs."""
-    base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return base / "kvstore" / "models" / f"smollm2-{digest[:16]}-v{CONVERSION}"
+    return cache_folder(environ) / f"smollm2-{digest[:16]}-v{CONVERSION}"
 
 
 def prepare(progress: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Path:

@@ -141,8 +141,7 @@ class Engine:
         try:
             while not self._closing.is_set():
                 if not self.step():
-                    self._wake.wait(IDLE_SECONDS if self._waiting or self._running else None)
-                    self._wake.clear()
+                    self._idle()
             cause: Exception = ShuttingDown("the engine was closed")
         except Exception as error:
             _log.exception("event=engine_failed")
@@ -152,6 +151,14 @@ class Engine:
         for one in [*self._waiting, *self._running]:
             with suppress(InvalidStateError):  # cancelled
                 one.answer.set_exception(cause)
+
+    def _idle(self) -> None:
+        begun = self._clock.monotonic()
+        loading = [one for one in self._running if one.load is not None]
+        self._wake.wait(IDLE_SECONDS if self._waiting or self._running else None)
+        self._wake.clear()
+        for one in loading:
+            one.usage.load_wait_seconds += self._clock.monotonic() - begun
 
     def step(self) -> bool:
         """Compute the step that is planned, plan the next one meanwhile, hand out tokens; say whether it is

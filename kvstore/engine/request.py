@@ -60,8 +60,8 @@ class Request:
 class Usage:
     """The account of a request. `reason` says why its prefix was not found any further.
 
-    Units: tokens; seconds since it was submitted. Of `load_seconds` that blocks were on their way, the
-    forward pass stood still for `load_wait_seconds`.
+    Units: tokens; seconds since it was submitted. Of `load_seconds` that blocks were on their way, nothing
+    was computed for `load_wait_seconds`.
     """
 
     input: int = 0

@@ -27,8 +27,8 @@ BLOCK = OPTIONS.block_tokens
 CHUNKED = replace(OPTIONS, budget=Budget(busy_seconds=0.1, idle_seconds=0.1))
 """With the costs that tests claim, a chunk is one block."""
 NEW = 12
-LOGITS_TOLERANCE = 1e-3
-"""Logits reach about 25; the same weights, but projections of one input are one product here."""
+LOGITS_TOLERANCE = 1e-4
+"""Logits reach about 38. They were equal bit for bit where this was written; other CPUs may round."""
 PROMPTS_TEXT = (
     "Write a letter to a friend who has just moved to another town, and tell what became of the garden. ",
     "Explain to a child why the moon looks different every night, and what it has to do with the sun. ",
