@@ -6,7 +6,7 @@ import math
 import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,8 @@ import typer
 
 from kvstore.cli.child import ChildDaemon
 from kvstore.cli.connection import LIMITS, AddressOption, CaOption, Daemon, TokenOption, tls_of
-from kvstore.cli.drive_run import BLOCK_BYTES, Driven, Driver, distinct_blocks, trace_namespace
+from kvstore.cli.drive_replay import Driven, Replay, interrupts
+from kvstore.cli.drive_run import BLOCK_BYTES, Driver, distinct_blocks, trace_namespace
 from kvstore.cli.output import (
     EXIT_FINE,
     EXIT_PROBLEM,
@@ -58,6 +59,7 @@ MIB = 1 << 20
 ARENA_SHARE, ARENA_BYTES_MIN = 1.04, 4 * MIB
 """Of an arena a little goes to its tables and to rounding: what is asked for fits, and a few blocks more."""
 ONE_CLIENT = 1
+CLIENTS = 4
 
 SpeedOption = Annotated[
     str, typer.Option("--speed", help="How much faster than it was: 1x, 10x, or max: as fast as it goes.")
@@ -70,6 +72,14 @@ ExactOption = Annotated[
     ),
 ]
 LimitOption = Annotated[int, typer.Option("--requests", min=0, help="Only the first so many; 0: all.")]
+ClientsOption = Annotated[
+    int,
+    typer.Option(
+        "--clients",
+        min=0,
+        help=f"How many clients send side by side; 0: {CLIENTS}, or 1 with --exact.",
+    ),
+]
 KeepOption = Annotated[bool, typer.Option("--keep", help="Leave what was stored in the daemon.")]
 
 
@@ -91,6 +101,7 @@ def drive(
     tls_ca: CaOption = None,
     speed: SpeedOption = "max",
     exact: ExactOption = False,
+    clients: ClientsOption = 0,
     requests: LimitOption = 0,
     ttl: TtlOption = None,
     ttl_mode: ModeOption = None,
@@ -122,6 +133,8 @@ def drive(
     factor = _speed(speed)
     if not exact and (ttl or ttl_mode or capacity_blocks):
         raise InvalidArgument("--ttl, --ttl-mode and --capacity-blocks are the daemon's own without --exact")
+    if exact and clients > 1:
+        raise InvalidArgument("--exact is for one client: of several nobody can say who comes first")
     file, wanted = read_trace(
         trace, block_size=block_size, strict=strict, form=form, rules=rules, session_gap=session_gap
     )
@@ -133,12 +146,21 @@ def drive(
             _own_daemon(classes, capacity_blocks or distinct_blocks(wanted)) as (store, clock),
             Client(store.address) as client,
         ):
-            driven = _drive(Driver(client, space), wanted, factor, clock, keep=True)
+            driven = _drive([Driver(client, space)], wanted, factor, clock, keep=True)
     else:
         with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
             store = _store(daemon)
-        with Client(store.address, token=token, tls=tls_of(tls_ca), limits=LIMITS) as client:
-            driven = _drive(Driver(client, space), wanted, factor, None, keep=keep)
+        with ExitStack() as stack:
+            drivers = [
+                Driver(
+                    stack.enter_context(
+                        Client(store.address, token=token, tls=tls_of(tls_ca), limits=LIMITS)
+                    ),
+                    space,
+                )
+                for _ in range(clients or CLIENTS)
+            ]
+            driven = _drive(drivers, wanted, factor, None, keep=keep)
     measured, simulated, differ = _compare(driven, store, block_tokens=file.block_tokens)
     document = _document(str(trace), store, driven, measured, simulated, differ, exact=exact)
     emit_json(document) if as_json else _sheet(document).show()
@@ -156,14 +178,24 @@ def _speed(text: str) -> float:
 
 
 def _drive(
-    driver: Driver, requests: Sequence[TraceRequest], speed: float, clock: ToldClock | None, *, keep: bool
+    drivers: Sequence[Driver],
+    requests: Sequence[TraceRequest],
+    speed: float,
+    clock: ToldClock | None,
+    *,
+    keep: bool,
 ) -> Driven:
-    try:
-        with progress("drive", total=len(requests)) as bar:
-            return driver.run(requests, speed=speed, clock=clock, on_progress=bar.to)
-    finally:
-        if not keep:
-            _clear(driver)
+    with interrupts() as stop:
+        replay = Replay(drivers, requests, speed=speed, clock=clock, stop=stop)
+        try:
+            with progress("drive", total=len(requests)) as bar:
+                driven = replay.run(bar.to)
+        finally:
+            if not keep:
+                _clear(drivers[0])
+        if stop.is_set():
+            raise KeyboardInterrupt
+    return driven
 
 
 def _clear(driver: Driver) -> None:

@@ -1,11 +1,9 @@
-"""Sending a trace to a daemon: synthetic payloads through the client, request after request."""
+"""One client that sends requests of a trace to a daemon, with synthetic payloads."""
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +12,7 @@ from kvstore.client import Client, OpenNamespace
 from kvstore.errors import DataCorrupt, TierUnavailable
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
-from kvstore.told_clock import ToldClock
 from kvstore.trace.blocks import TraceRequest
-from kvstore.trace.simulator import seconds_of
 from kvstore.types import HASH_BYTES, PAGE_BYTES, TRAILER_BYTES, BlockHash, MissReason, key_at
 
 BLOCK_BYTES = PAGE_BYTES - TRAILER_BYTES
@@ -28,19 +24,13 @@ Bytes2D = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)
-class Driven:
-    """What was sent and what came back. `sent` are the requests at the times at which they were sent.
+class Reply:
+    """What came of one request. Units: blocks; `reason` is why it stopped to hit."""
 
-    Units: wall seconds; blocks as named. `lag_seconds` is how late a request was sent at worst.
-    """
-
-    sent: list[TraceRequest] = field(default_factory=list)
-    delivered_blocks: list[int] = field(default_factory=list)
-    stored_blocks: int = 0
-    refused_blocks: int = 0
-    misses: Counter[str] = field(default_factory=Counter)
-    lag_seconds: float = 0.0
-    seconds: float = 0.0
+    delivered: int = 0
+    stored: int = 0
+    refused: int = 0
+    reason: MissReason | None = None
 
 
 def trace_namespace(name: str, *, block_tokens: int) -> Namespace:
@@ -50,7 +40,7 @@ def trace_namespace(name: str, *, block_tokens: int) -> Namespace:
 
 
 class Driver:
-    """One client that replays requests in order. Threads: one."""
+    """One client. Threads: one at a time."""
 
     def __init__(self, client: Client, namespace: Namespace) -> None:
         self._client = client
@@ -58,68 +48,27 @@ class Driver:
         self._into: Bytes2D = np.zeros((0, BLOCK_BYTES), np.uint8)
         self._source: Bytes2D = np.zeros((0, BLOCK_BYTES), np.uint8)
 
-    def run(
-        self,
-        requests: Sequence[TraceRequest],
-        *,
-        speed: float,
-        clock: ToldClock | None,
-        on_progress: Callable[[int], None],
-    ) -> Driven:
-        """Send every request at its time, divided by `speed` (inf: as fast as they are answered). With a
-        clock, time is told rather than waited for, and nothing is under way while it moves.
+    def serve(self, request: TraceRequest) -> Reply:
+        """Fetch what is there, store the rest.
 
         Errors: TierUnavailable when the daemon stops to answer; DataCorrupt on wrong bytes.
         """
-        driven = Driven()
-        began = time.monotonic()
-        for index, (request, elapsed_ms) in enumerate(self._timed(requests, speed, clock, driven)):
-            driven.sent.append(replace(request, timestamp_ms=elapsed_ms))
-            driven.delivered_blocks.append(self._serve(request, driven) if request.runs else 0)
-            on_progress(index + 1)
-        driven.seconds = time.monotonic() - began
-        return driven
-
-    def _timed(
-        self, requests: Sequence[TraceRequest], speed: float, clock: ToldClock | None, driven: Driven
-    ) -> Iterator[tuple[TraceRequest, int]]:
-        """Yield each request when its time has come, with the milliseconds since the first."""
-        first, began = requests[0].timestamp_ms, time.monotonic()
-        told = 0
-        for request in requests:
-            due_ms = request.timestamp_ms - first
-            if clock is not None:
-                if due_ms > told:
-                    self._client.ping(VERB_SECONDS)  # behind it nothing is under way
-                    clock.tell(seconds_of(due_ms))
-                    told = due_ms
-                yield request, due_ms
-                continue
-            ahead = due_ms / 1000 / speed - (time.monotonic() - began)
-            if ahead > 0:
-                time.sleep(ahead)
-            elif speed != float("inf"):
-                driven.lag_seconds = max(driven.lag_seconds, -ahead)
-            yield request, round(1000 * (time.monotonic() - began))
-
-    def _serve(self, request: TraceRequest, driven: Driven) -> int:
-        """Fetch what is there, store the rest; returns the blocks delivered."""
         keys, blocks = request.keys(), request.blocks
         into = self._rows(blocks)
         fetched = self._open.get(
             keys, into, retention_class=request.retention_class, deadline_seconds=VERB_SECONDS
         )
-        if fetched.reason is not None:
-            driven.misses[str(fetched.reason)] += 1
-            self._check_alive(fetched.reason)
+        self._check_alive(fetched.reason)
         wanted = _payload_heads(keys)
         if not np.array_equal(into[: fetched.blocks, :HASH_BYTES], wanted[: fetched.blocks]):
             raise DataCorrupt(f"request at {request.timestamp_ms} ms: blocks were delivered with wrong bytes")
+        reply = Reply(fetched.blocks, reason=fetched.reason)
         if fetched.blocks < blocks:
-            self._store(keys, wanted, fetched.blocks, request.retention_class, driven)
-        return fetched.blocks
+            self._store(keys, wanted, request.retention_class, reply)
+        return reply
 
-    def _store(self, keys: bytes, heads: Bytes2D, present: int, retention_class: str, driven: Driven) -> None:
+    def _store(self, keys: bytes, heads: Bytes2D, retention_class: str, reply: Reply) -> None:
+        present = reply.delivered
         missing = len(heads) - present
         source = self._source[:missing]
         source[:, :HASH_BYTES] = heads[present:]
@@ -132,8 +81,7 @@ class Driver:
             deadline_seconds=VERB_SECONDS,
         )
         self._check_alive(put.reason)
-        driven.stored_blocks += put.stored
-        driven.refused_blocks += missing - put.present
+        reply.stored, reply.refused = put.stored, missing - put.present
 
     def _check_alive(self, reason: MissReason | None) -> None:
         if reason in LOST:
@@ -144,6 +92,13 @@ class Driver:
             self._into = np.zeros((blocks, BLOCK_BYTES), np.uint8)
             self._source = np.zeros((blocks, BLOCK_BYTES), np.uint8)
         return self._into[:blocks]
+
+    def settle(self) -> None:
+        """Wait until the daemon has heard all that was sent before.
+
+        Errors: TierUnavailable, DeadlineExceeded.
+        """
+        self._client.ping(VERB_SECONDS)
 
     def clear(self) -> None:
         """Delete what was stored.

@@ -83,10 +83,12 @@ def test_on_the_clock_of_the_trace_every_request_hits_as_simulated(
     assert json.loads(capsys.readouterr().out)["hit_tokens"] == found["measured"]["hit_tokens"]
 
 
+@pytest.mark.parametrize("clients", [1, pytest.param(6, id="six")])
 def test_in_wall_time_a_daemon_does_as_simulated(
-    trace: Path, daemon: ChildDaemon, capsys: pytest.CaptureFixture[str]
+    trace: Path, daemon: ChildDaemon, capsys: pytest.CaptureFixture[str], clients: int
 ) -> None:
-    found = driven(capsys, str(trace), "--address", daemon.address, "--speed", "max")
+    options = ["--speed", "max", "--clients", str(clients)]
+    found = driven(capsys, str(trace), "--address", daemon.address, *options)
     assert found["agrees"]
     assert found["stored_blocks"] > 500
     assert found["refused_blocks"] == 0
@@ -140,6 +142,7 @@ def test_a_told_clock_tells_all_who_map_it(tmp_path: Path) -> None:
         (["--speed", "fast"], "--speed fast"),
         (["--speed", "0x"], "must be positive"),
         (["--ttl", "1h"], "without --exact"),
+        (["--exact", "--clients", "2"], "one client"),
     ],
 )
 def test_misuse_is_one_clear_line(
