@@ -1,57 +1,54 @@
 """Hit density: what is worth least per block leaves first, by what was learned of traffic like it.
 
-Knows chains: how many requests built a session, how long it pauses, what many sessions share, the last block
-of a request (often cut short and never read again), and branches that a session left behind. Knows classes:
-each learns of its own traffic. Every node stands in a cell of its kind and age; the cell of least worth gives
-first, and of a chain the leaf.
+Knows chains: how many requests built a session, how long it pauses, how long it is and how much of it is new;
+what many sessions share, the last block of a request (often cut short and never read again), and branches
+that a session left behind. Knows classes: each learns of its own traffic. What was read together is of one
+birth; the birth of least worth gives first, and of a chain the leaf. Time is that of the latest touch.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from kvstore.core.frames import Node
-from kvstore.core.reuse import (
-    AGE_STARTS,
-    AGES,
-    BODIES,
-    LEFT_BEHIND,
-    SHARED,
-    TAIL,
-    Birth,
-    ReuseTable,
-    age_of,
-    body_kind,
-)
+from kvstore.core.reuse import Birth, Kind, ReuseTable, signature_of
 from kvstore.types import key_at
 
 SHARED_CHILDREN = 4
 """What so many continue belongs to none of them."""
 LEARN_EVERY_PATHS = 256
 CHILDREN_ASKED = 64
-FRESH = body_kind(0, -1.0)
-CellName = tuple[str, int, int]
-"""Retention class, kind, age."""
+STALE_MAX = 1024
+"""Entries of the order that are no longer valid, beyond a few a node."""
+
+
+class _Stand(Birth):
+    """A birth with its place in the order: its nodes, those to leave first in front, and its valid entry."""
+
+    __slots__ = ("entry", "places")
+
+    def __init__(self, table: ReuseTable[_Stand], at: float, kind: Kind) -> None:
+        super().__init__(table, at, kind)
+        self.entry = 0
+        self.places: OrderedDict[_Place, None] = OrderedDict()
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
     """What is known of a node: its births (of the body, and of the last block when a request ended there),
-    which request used it last, how many requests built it, its cells, and the key of what left behind it.
+    the path that used it last, and the key of what left behind it.
     """
 
     node: Node
-    body: Birth
-    tail: Birth | None
+    body: _Stand
+    tail: _Stand | None
     blocks: int
-    path: int
-    depth: int
-    body_cell: CellName | None = None
-    tail_cell: CellName | None = None
+    path: _Path
     gone: bytes = b""
 
     @property
@@ -64,39 +61,44 @@ class _Place:
 class _Gone:
     """Blocks that left, to be known again by the key of the first: a body and the last block of a request."""
 
-    body: Birth
+    body: _Stand
     blocks: int
-    depth: int
-    tail: Birth | None
+    path: _Path
+    tail: _Stand | None
     tail_key: bytes
 
 
 class _Path:
     """One request as the order sees it: reads from the deepest node up, then writes below."""
 
-    def __init__(self, serial: int, kind: int, depth: int) -> None:
-        self.serial = serial
-        self.kind = kind
+    __slots__ = ("blocks", "depth", "is_shared", "last", "new_blocks", "pause_seconds", "stands")
+
+    def __init__(self, *, depth: int, pause_seconds: float, blocks: int = 0) -> None:
         self.depth = depth
+        self.pause_seconds = pause_seconds
+        self.blocks = blocks
+        self.new_blocks = 0
         self.last: Node | None = None
-        self.births: dict[tuple[str, int], Birth] = {}
+        self.is_shared = False
+        """Has reached what many continue: all above it is shared as well."""
+        self.stands: dict[tuple[str, Kind], _Stand] = {}
 
 
 class HitDensity:
-    """Least worth first. Amortised constant work per node read or written: it enters a cell, moves to older
-    cells, and leaves.
+    """Least worth first. Amortised constant work per node read or written, and a logarithm per birth and age
+    that it reaches.
     """
 
     def __init__(self, *, gone_max: int = 65536) -> None:
         self._places: dict[Node, _Place] = {}
-        self._cells: dict[CellName, OrderedDict[_Place, None]] = {}
-        self._tables: dict[str, ReuseTable] = {}
+        self._order: list[tuple[float, int, _Stand]] = []
+        self._entries = itertools.count(1).__next__
+        self._tables: dict[str, ReuseTable[_Stand]] = {}
         self._gone: OrderedDict[bytes, _Gone] = OrderedDict()
         self._gone_max = gone_max
         self._now = 0.0
-        self._passing = 0
-        self._path = _Path(0, FRESH, 0)
-        self._uncovered: list[CellName] = []
+        self._paths = 0
+        self._path = _Path(depth=0, pause_seconds=-1.0)
 
     # What the core tells
 
@@ -104,27 +106,37 @@ class HitDensity:
         """Learn of a node; no effect when it is known. It is of the session that its parent is of."""
         if node in self._places:
             return
+        self._now = max(self._now, node.since)
         above = node.parent
         parent = self._places.get(above) if above is not None else None
         gone = self._gone.pop(node.head, None)
-        kind, depth = FRESH, 0
+        if parent is None or parent.path is not self._path:
+            self._follow(parent, gone)
+        new_blocks = node.count
         if gone is not None:
-            kind, depth = body_kind(gone.depth + 1, self._now - gone.body.at), gone.depth + 1
-        elif parent is not None and parent.body.kind < BODIES:
-            kind, depth = parent.body.kind, parent.depth
-        if parent is None or parent.path != self._path.serial or kind != self._path.kind:
-            self._begin_path(kind, depth)
-        if gone is not None:
-            self._came_back(gone, node)
-        body, tail = self._birth(node, kind), self._birth(node, TAIL)
-        place = _Place(node, body, tail, node.count, self._path.serial, depth)
-        body.blocks += node.count - 1
-        tail.blocks += 1
-        self._passing += node.count
+            new_blocks -= self._came_back(gone, node)
+        self._path.blocks += node.count
+        self._path.new_blocks += new_blocks
+        body, tail = self._stand(node, Kind.SESSION), self._stand(node, Kind.TAIL)
+        place = _Place(node, body, tail, node.count, self._path)
+        body.grow(node.count - 1)
+        tail.grow(1)
         self._places[node] = place
-        self._stand(place)
+        self._enter(place)
         if parent is not None and above is not None and len(above.children) <= SHARED_CHILDREN:
             self._leave_behind(above, node)
+
+    def _follow(self, parent: _Place | None, gone: _Gone | None) -> None:
+        """Begin the path of what is written: a session that had left, or more of one that is there."""
+        if gone is not None:
+            pause = self._now - gone.body.at
+            above = parent.path.blocks if parent is not None else 0
+            self._begin_path(depth=gone.path.depth + 1, pause_seconds=pause, blocks=above)
+        elif parent is not None and parent.body.kind is Kind.SESSION:
+            path = parent.path
+            self._begin_path(depth=path.depth, pause_seconds=path.pause_seconds, blocks=path.blocks)
+        else:
+            self._begin_path(depth=0, pause_seconds=-1.0)
 
     def touch(self, node: Node, *, is_read: bool) -> None:
         """Note a use of a known node; reads come from the deepest node up, and writes teach nothing."""
@@ -132,23 +144,26 @@ class HitDensity:
         if place is None:
             return
         self._places[node] = place
+        self._now = max(self._now, node.since)
         if not is_read:
             return
-        is_shared = len(node.children) >= SHARED_CHILDREN
+        many = len(node.children) >= SHARED_CHILDREN
         below = self._path.last
-        if below is None or below.parent is not node or place.path == self._path.serial:
-            depth = 0 if is_shared else place.depth + 1
-            self._begin_path(FRESH if is_shared else body_kind(depth, self._age(place)), depth)
-        self._path.last = node
+        if below is None or below.parent is not node or place.path is self._path:
+            pause = -1.0 if many else self._now - place.body.at
+            self._begin_path(depth=0 if many else place.path.depth + 1, pause_seconds=pause)
+        path = self._path
+        path.last = node
+        path.is_shared = path.is_shared or many
+        path.blocks += node.count
         place.body.read(self._now, place.body_blocks)
         if place.tail is not None:
             place.tail.read(self._now, 1)
-            place.tail = None
-        place.path, place.depth = self._path.serial, self._path.depth
-        place.body = self._birth(node, SHARED if is_shared else self._path.kind)
-        place.body.blocks += place.blocks
-        self._passing += place.blocks
-        self._stand(place)
+        self._leave(place)
+        place.tail, place.path = None, path
+        place.body = self._stand(node, Kind.SHARED if path.is_shared else Kind.SESSION)
+        place.body.grow(place.blocks)
+        self._enter(place)
 
     def split(self, head: Node, tail: Node) -> None:
         """A node was cut: the tail keeps the place, the head hides behind it."""
@@ -156,7 +171,7 @@ class HitDensity:
         if place is not None:
             place.node, place.blocks = tail, tail.count
             self._places[tail] = place
-            self._places[head] = _Place(head, place.body, None, head.count, place.path, place.depth)
+            self._places[head] = _Place(head, place.body, None, head.count, place.path)
 
     def join(self, kept: Node, gone: Node) -> None:
         """A node was merged into its parent: both live on as what was used last, the node below."""
@@ -166,12 +181,12 @@ class HitDensity:
             return
         counted = place.body_blocks
         if above is not None and below is not None:
-            self._leave_cells(above)
+            self._leave(above)
             above.body.blocks -= above.body_blocks
             if above.tail is not None:
                 above.tail.blocks -= 1
         place.node, place.blocks = kept, kept.count
-        place.body.blocks += place.body_blocks - counted
+        place.body.grow(place.body_blocks - counted)
         self._places[kept] = place
 
     def leaving(self, node: Node, at: int) -> None:
@@ -186,29 +201,34 @@ class HitDensity:
         if place is not None:
             if node.count:
                 self._remember(place, 0)
-            self._leave_cells(place)
+            self._leave(place)
             del self._places[node]
 
     def victims(self) -> Iterator[tuple[Node, int]]:
         """Yield nodes in the order in which they should leave, each with how many blocks may leave now;
         callers may remove the one they were given.
         """
+        self._settle(self._path)
         self._grow_older()
-        order = [(self._worth(name), name) for name, cell in self._cells.items() if cell]
-        heapq.heapify(order)
         tried: set[_Place] = set()
-        while order:
-            name = order[0][1]
-            place = next(iter(self._cells[name]), None)
-            if place is None or place in tried:
-                heapq.heappop(order)
-            elif self._is_covered(place.node):
-                self._leave_cells(place)
-            else:
-                yield from self._offer(place, name, tried)
-                for uncovered in self._uncovered:
-                    heapq.heappush(order, (self._worth(uncovered), uncovered))
-                self._uncovered.clear()
+        waiting: list[tuple[float, int, _Stand]] = []
+        try:
+            while self._order:
+                worth, entry, stand = self._order[0]
+                place = next(iter(stand.places), None)
+                if entry != stand.entry or place is None:
+                    heapq.heappop(self._order)
+                elif stand.worth > worth:
+                    heapq.heapreplace(self._order, self._entry(stand))
+                elif self._is_covered(place.node):
+                    del stand.places[place]
+                elif place in tried:
+                    waiting.append(heapq.heappop(self._order))
+                else:
+                    yield from self._offer(place, stand, tried)
+        finally:
+            for item in waiting:
+                heapq.heappush(self._order, item)
 
     def nodes(self) -> list[Node]:
         """Return all known nodes, least recently used first."""
@@ -220,66 +240,51 @@ class HitDensity:
     def __len__(self) -> int:
         return len(self._places)
 
-    # Cells
+    # The order
 
-    def _offer(self, place: _Place, name: CellName, tried: set[_Place]) -> Iterator[tuple[Node, int]]:
-        """Yield a place; who does not give way waits behind the others of its cell."""
+    def _offer(self, place: _Place, stand: _Stand, tried: set[_Place]) -> Iterator[tuple[Node, int]]:
+        """Yield a place; who does not give way waits behind the others of its birth."""
         blocks = place.blocks
-        if name == place.tail_cell:
+        if stand is place.tail:
             # One chance: a copy of it on SSD lets its host slot go without leaving the store.
-            self._leave_cell(place, "tail_cell")
+            del stand.places[place]
             yield place.node, 1
             return
         yield place.node, blocks
-        if place.body_cell == name and place.blocks == blocks:
-            self._cells[name].move_to_end(place)
+        if place in stand.places and place.blocks == blocks:
+            stand.places.move_to_end(place)
             tried.add(place)
 
-    def _stand(self, place: _Place, *, first: bool = False) -> CellName:
-        """Enter the cell of a place's kind and age, at its recent end or, with `first`, at the old one."""
-        self._leave_cells(place)
-        place.body_cell = self._enter(place, place.body, first=first)
+    def _enter(self, place: _Place, *, first: bool = False) -> None:
+        """Stand with the births of a place, behind what is there or, with `first`, before it."""
+        for stand in (place.body, place.tail):
+            if stand is not None:
+                if not stand.places:
+                    heapq.heappush(self._order, self._entry(stand))
+                stand.places[place] = None
+                stand.places.move_to_end(place, last=not first)
+
+    def _leave(self, place: _Place) -> None:
+        place.body.places.pop(place, None)
         if place.tail is not None:
-            place.tail_cell = self._enter(place, place.tail, first=first)
-        return place.body_cell
+            place.tail.places.pop(place, None)
 
-    def _enter(self, place: _Place, birth: Birth, *, first: bool) -> CellName:
-        name = (place.node.retention_class, birth.kind, age_of(self._now - birth.at))
-        cell = self._cells.setdefault(name, OrderedDict())
-        cell[place] = None
-        cell.move_to_end(place, last=not first)
-        self._table(name[0])
-        return name
-
-    def _leave_cells(self, place: _Place) -> None:
-        self._leave_cell(place, "body_cell")
-        self._leave_cell(place, "tail_cell")
-
-    def _leave_cell(self, place: _Place, which: str) -> None:
-        name = getattr(place, which)
-        if name is not None:
-            del self._cells[name][place]
-            setattr(place, which, None)
+    def _entry(self, stand: _Stand) -> tuple[float, int, _Stand]:
+        stand.entry = self._entries()
+        return stand.worth, stand.entry, stand
 
     def _grow_older(self) -> None:
-        """Move what has reached the next age, oldest cells first, so that each stays in order."""
-        for name in sorted((name for name, cell in self._cells.items() if cell), key=lambda name: -name[2]):
-            cell, older = self._cells[name], AGE_STARTS[name[2] + 1]
-            while cell and name[2] < AGES - 1:
-                place = next(iter(cell))
-                is_tail = place.tail_cell == name
-                birth = place.tail if is_tail and place.tail is not None else place.body
-                if self._now - birth.at < older:
-                    break
-                self._leave_cell(place, "tail_cell" if is_tail else "body_cell")
-                entered = self._enter(place, birth, first=False)
-                if is_tail:
-                    place.tail_cell = entered
-                else:
-                    place.body_cell = entered
+        """Give births their places by the age that they have now."""
+        for table in self._tables.values():
+            for stand in table.pass_time(self._now):
+                self._rank(stand)
+        if len(self._order) > 4 * len(self._places) + STALE_MAX:
+            self._order = [item for item in self._order if item[1] == item[2].entry and item[2].places]
+            heapq.heapify(self._order)
 
-    def _worth(self, name: CellName) -> float:
-        return float(self._tables[name[0]].worth[name[1], name[2]])
+    def _rank(self, stand: _Stand) -> None:
+        if stand.places:
+            heapq.heappush(self._order, self._entry(stand))
 
     def _is_covered(self, node: Node) -> bool:
         """Say whether something stands behind a node. Of many children a few are asked: a node that is on SSD
@@ -289,30 +294,39 @@ class HitDensity:
 
     # Sessions
 
-    def _age(self, place: _Place) -> float:
-        return self._now + self._passing - place.body.at
-
-    def _begin_path(self, kind: int, depth: int) -> None:
-        self._now += self._passing
-        self._passing = 0
-        self._path = _Path(self._path.serial + 1, kind, depth)
-        for table in self._tables.values():
-            table.pass_time(self._now)
-            if not self._path.serial % LEARN_EVERY_PATHS:
+    def _begin_path(self, *, depth: int, pause_seconds: float, blocks: int = 0) -> None:
+        self._settle(self._path)
+        self._path = _Path(depth=depth, pause_seconds=pause_seconds, blocks=blocks)
+        self._paths += 1
+        self._grow_older()
+        if not self._paths % LEARN_EVERY_PATHS:
+            for table in self._tables.values():
                 table.learn()
 
-    def _table(self, retention_class: str) -> ReuseTable:
-        table = self._tables.get(retention_class)
-        if table is None:
-            table = self._tables[retention_class] = ReuseTable()
-        return table
+    def _settle(self, path: _Path) -> None:
+        """A path is known as a whole: so is what it says of its session."""
+        signature = signature_of(
+            depth=path.depth,
+            pause_seconds=path.pause_seconds,
+            blocks=path.blocks,
+            new_blocks=path.new_blocks,
+        )
+        for stand in path.stands.values():
+            if stand.kind is Kind.SESSION and stand.signature != signature:
+                stand.signature = signature
+                self._rank(stand)
 
-    def _birth(self, node: Node, kind: int) -> Birth:
-        key = (node.retention_class, kind)
-        birth = self._path.births.get(key)
-        if birth is None:
-            birth = self._path.births[key] = self._table(node.retention_class).born(self._now, kind)
-        return birth
+    def _stand(self, node: Node, kind: Kind) -> _Stand:
+        """Return the birth of the present path that a node is of."""
+        name = node.retention_class
+        stand = self._path.stands.get((name, kind))
+        if stand is None:
+            table = self._tables.get(name)
+            if table is None:
+                table = self._tables[name] = ReuseTable()
+            stand = self._path.stands[name, kind] = _Stand(table, self._now, kind)
+            table.follow(stand)
+        return stand
 
     def _leave_behind(self, parent: Node, node: Node) -> None:
         """The session goes on with `node`: what else it had behind its parent will hardly be read again."""
@@ -320,17 +334,17 @@ class HitDensity:
         while waiting:
             item = waiting.pop()
             place = self._places.get(item)
-            if place is None or place.body.kind == LEFT_BEHIND:
+            if place is None or place.body.kind is Kind.LEFT_BEHIND:
                 continue
             waiting.extend(item.children.values())
+            self._leave(place)
             place.body.blocks -= place.body_blocks
             if place.tail is not None:
                 place.tail.blocks -= 1
-            self._leave_cells(place)
-            place.tail = None
-            place.body = self._birth(item, LEFT_BEHIND)
-            place.body.blocks += place.blocks
-            self._stand(place)
+                place.tail = None
+            place.body = self._stand(item, Kind.LEFT_BEHIND)
+            place.body.grow(place.blocks)
+            self._enter(place)
 
     # What left
 
@@ -338,13 +352,13 @@ class HitDensity:
         """Blocks leave from the tail on: they are followed together with those that left behind them."""
         node = place.node
         key, end = _key_of(node, at), place.blocks
-        gone = _Gone(place.body, 0, place.depth, None, b"")
+        gone = _Gone(place.body, 0, place.path, None, b"")
         earlier = self._gone.get(place.gone)
         if earlier is not None and earlier.body is place.body:
             gone = self._gone.pop(place.gone)
         if place.tail is not None:
             gone.tail, gone.tail_key, end = place.tail, node.tail, end - 1
-            self._leave_cell(place, "tail_cell")
+            place.tail.places.pop(place, None)
             place.tail = None
         gone.blocks += max(0, end - at)
         self._gone[key] = gone
@@ -359,20 +373,23 @@ class HitDensity:
         place = self._places.get(parent)
         if place is not None:
             place.gone = gone
-            if place.body_cell is None:
-                self._uncovered.append(self._stand(place, first=True))
+            if place not in place.body.places:
+                self._enter(place, first=True)
 
-    def _came_back(self, gone: _Gone, node: Node) -> None:
-        """What left was written again: a read that could have been a hit."""
+    def _came_back(self, gone: _Gone, node: Node) -> int:
+        """What left was written again, a read that could have been a hit; returns how many blocks it was."""
         blocks = min(gone.blocks, node.count)
         gone.body.read(self._now, blocks)
         gone.blocks -= blocks
         if gone.tail is not None and gone.tail_key in node.keys:
             gone.tail.read(self._now, 1)
             gone.tail = None
+            blocks += 1
         self._lose(gone)
+        return blocks
 
-    def _lose(self, gone: _Gone) -> None:
+    @staticmethod
+    def _lose(gone: _Gone) -> None:
         """Follow blocks no longer."""
         gone.body.blocks -= gone.blocks
         if gone.tail is not None:

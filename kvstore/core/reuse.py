@@ -1,16 +1,19 @@
-"""What is known of reuse: how likely blocks of a kind are to be read again, by how long nobody has read them.
+"""What is known of reuse: how likely blocks are to be read again, by how long nobody has read them.
 
-Age counts in blocks that were read or written meanwhile: it needs no clock and means the same at any load.
-The worth of a block is the best that can be had by keeping it a while: the hits expected until then, per
-time kept (a Gittins index; as in Beckmann et al., "LHD: improving cache hit rate by maximizing hit
-density", NSDI 2018, which counts them per size).
+Each retention class learns of its own traffic. How likely is a product: of what holds for all sessions at
+an age, and of a factor for each thing that is known of a session when it was last used. Factors are learned
+from few sessions, where a table of all combinations would need many. The worth of a block is the best that
+can be had by keeping it a while: the hits expected until then, per time kept (a Gittins index; as in Beckmann
+et al., "LHD: improving cache hit rate by maximizing hit density", NSDI 2018, which counts them per size).
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections import deque
-from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,106 +21,234 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 AGES = 36
-FIRST_AGE_BLOCKS = 256.0
-AGE_STARTS: list[float] = [0.0, *(FIRST_AGE_BLOCKS * 2 ** (step / 2) for step in range(AGES))]
-"""Ages from AGE_STARTS[i] on to the next are alike: half octaves. Units: blocks read or written since."""
-
-DEPTHS, GAPS = 5, 8
-BODIES = DEPTHS * GAPS
-"""Kinds of what may continue a session: by how many requests built it, and by how long its last pause was."""
-SHARED, TAIL, LEFT_BEHIND = BODIES, BODIES + 1, BODIES + 2
-"""What many continue; the last block of a request; a branch from whose root the session went on elsewhere."""
-KINDS = BODIES + 3
+FIRST_AGE_SECONDS = 2.0
+AGE_STARTS: list[float] = [0.0, *(FIRST_AGE_SECONDS * 2 ** (step / 2) for step in range(AGES))]
+"""Ages from AGE_STARTS[i] on to the next are alike: half octaves, to six days. Units: seconds."""
+BANDS = 4
+BAND_OF_AGE = [min(BANDS - 1, age * BANDS // 24) for age in range(AGES)]
+"""Factors may differ between ages of less than 11 s, 90 s, 12 min, and more."""
 
 DECAY = 0.99
-PRIOR_BLOCKS = 20.0
-SHRINK_BLOCKS = 30_000.0
-SCALE_BLOCKS = 200.0
+PRIOR = 20.0
+"""Of what is believed before anything was seen: as much as so many blocks or sessions."""
+FACTOR_PRIOR, BAND_PRIOR = 20.0, 60.0
+DAMPING = 0.5
 HAZARD_MAX = 0.95
+FACTOR_STEPS = 4
+"""Factors are told apart to a quarter octave when a worth is worked out."""
 BIRTHS_MAX = 1 << 16
 
-
-def age_of(blocks: float) -> int:
-    """Return the age, 0..AGES-1, of what was read or written so many blocks ago."""
-    return min(AGES, bisect.bisect_right(AGE_STARTS, blocks)) - 1
-
-
-def body_kind(depth: int, gap_blocks: float) -> int:
-    """Return the kind of what `depth` requests built, the last after a pause; a negative one: no pause."""
-    gap = 0
-    if gap_blocks >= 0:
-        gap = 1 + bisect.bisect_right(_GAP_BOUNDS, gap_blocks)
-    return min(depth, DEPTHS - 1) * GAPS + gap
+DEPTH_BOUNDS = (1, 2, 4, 16)
+PAUSE_BOUNDS = (0.0, *(float(1 << step) for step in range(2, 14)))
+BINS = 24
+Signature = tuple[int, ...]
+"""What is known of a session, in bins: how many requests built it, its last pause, its length, its news."""
 
 
-_GAP_BOUNDS = (1024.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0)
+class Kind(IntEnum):
+    """What blocks are: the end of a session; what many continue; the last block of a request; a branch from
+    whose root its session went on elsewhere.
+    """
+
+    SESSION = 0
+    SHARED = 1
+    TAIL = 2
+    LEFT_BEHIND = 3
 
 
-@dataclass(slots=True, eq=False)
+def age_of(seconds: float) -> int:
+    """Return the age, 0..AGES-1, of what was read or written so long ago."""
+    return min(AGES, bisect.bisect_right(AGE_STARTS, max(0.0, seconds))) - 1
+
+
+def signature_of(*, depth: int, pause_seconds: float, blocks: int, new_blocks: int) -> Signature:
+    """Return what is known of a session; a negative pause: it has just begun."""
+    return (
+        bisect.bisect_right(DEPTH_BOUNDS, depth),
+        bisect.bisect_right(PAUSE_BOUNDS, pause_seconds),
+        min(BINS - 1, int(2 * math.log2(max(1, blocks)))),
+        min(BINS - 1, max(0, new_blocks).bit_length()),
+    )
+
+
+FRESH = signature_of(depth=0, pause_seconds=-1.0, blocks=1, new_blocks=1)
+FEATURES = len(FRESH)
+
+
 class Birth:
-    """Blocks that were read or written together: when, of which kind, and how many were not read since."""
+    """Blocks that were read or written together: when, of which kind, and how many were not read since.
 
-    table: ReuseTable
-    at: float
-    kind: int
-    blocks: int = 0
+    A session counts as one, however long it is: `size` is what it had in all. `age` lags until time passes.
+    """
+
+    __slots__ = ("age", "at", "blocks", "kind", "signature", "size", "table")
+
+    def __init__(self, table: ReuseTable[Any], at: float, kind: Kind) -> None:
+        self.table = table
+        self.at = at
+        self.kind = kind
+        self.signature = FRESH
+        self.blocks = self.size = self.age = 0
+
+    def grow(self, blocks: int) -> None:
+        """So many blocks more belong to it."""
+        self.blocks += blocks
+        self.size = max(self.size, self.blocks)
 
     def read(self, now: float, blocks: int) -> None:
         """Note that so many of them were read again: from here on they belong to another birth."""
-        self.table.note_read(self.kind, age_of(now - self.at), blocks)
+        self.table.note_read(self, age_of(now - self.at), blocks)
         self.blocks -= blocks
 
+    def weight(self, blocks: int) -> float:
+        """Return for how much so many of its blocks count."""
+        return blocks / max(1, self.size) if self.kind is Kind.SESSION else blocks
 
-class ReuseTable:
+    @property
+    def worth(self) -> float:
+        """Hits to be expected per block and second of keeping it."""
+        return self.table.worth(self)
+
+
+AnyBirth = TypeVar("AnyBirth", bound=Birth)
+
+
+class Factors:
+    """How much likelier reuse is where something is known of a session: by feature, bin and band of age.
+
+    Shapes: [features][bins][1 + bands], the first of them for all ages.
+    """
+
+    def __init__(self) -> None:
+        self._factor = _nested(1.0)
+        self._seen = _nested(0.0)
+        self._expected = _nested(0.0)
+
+    def of(self, signature: Signature, band: int) -> float:
+        """Return the factor of a session in a band of ages."""
+        found = 1.0
+        for bins, place in zip(self._factor, signature, strict=True):
+            row = bins[place]
+            found *= row[0] * row[1 + band]
+        return found
+
+    def expect(self, signature: Signature, band: int, amount: float) -> None:
+        """So much was expected to be read."""
+        _add(self._expected, signature, band, amount)
+
+    def see(self, signature: Signature, band: int, amount: float) -> None:
+        """So much was read."""
+        _add(self._seen, signature, band, amount)
+
+    def learn(self) -> None:
+        """Move each factor towards what was seen against what was expected."""
+        for factors, seen, expected in zip(self._factor, self._seen, self._expected, strict=True):
+            for row, saw, foresaw in zip(factors, seen, expected, strict=True):
+                for column, amount in enumerate(foresaw):
+                    if amount or saw[column]:
+                        prior = BAND_PRIOR if column else FACTOR_PRIOR
+                        ratio = ((saw[column] + prior) / (amount + prior)) ** DAMPING
+                        row[column] *= ratio
+                        foresaw[column] = amount * ratio * DECAY
+                        saw[column] *= DECAY
+
+
+def _nested(value: float) -> list[list[list[float]]]:
+    return [[[value] * (1 + BANDS) for _ in range(BINS)] for _ in range(FEATURES)]
+
+
+def _add(table: list[list[list[float]]], signature: Signature, band: int, amount: float) -> None:
+    for bins, place in zip(table, signature, strict=True):
+        row = bins[place]
+        row[0] += amount
+        row[1 + band] += amount
+
+
+class ReuseTable(Generic[AnyBirth]):
     """Reads by kind and age against what reached that age: hazards, and what they make a block worth."""
 
     def __init__(self) -> None:
-        self._reads: Floats = np.zeros((KINDS, AGES))
-        self._reached: Floats = np.zeros((KINDS, AGES))
-        self._waiting: list[deque[Birth]] = [deque() for _ in range(AGES)]
+        self._reads: Floats = np.zeros((len(Kind), AGES))
+        self._reached: Floats = np.zeros((len(Kind), AGES))
+        self._waiting: list[deque[AnyBirth]] = [deque() for _ in range(AGES)]
         self._births = 0
-        self.worth: Floats = _worth(_prior() + np.zeros((KINDS, AGES)))
+        self._factors = Factors()
+        self._worths: dict[tuple[int, ...], list[float]] = {}
+        self._set_hazards()
 
-    def born(self, now: float, kind: int) -> Birth:
-        """Begin to follow blocks from now on."""
-        birth = Birth(self, now, kind)
+    def follow(self, birth: AnyBirth) -> None:
+        """Begin to follow blocks."""
         self._waiting[0].append(birth)
         self._births += 1
-        return birth
 
-    def note_read(self, kind: int, age: int, blocks: int) -> None:
+    def note_read(self, birth: Birth, age: int, blocks: int) -> None:
         """Count blocks that were read again at an age."""
-        self._reads[kind, age] += blocks
+        amount = birth.weight(blocks)
+        self._reads[birth.kind, age] += amount
+        if birth.kind is Kind.SESSION:
+            self._factors.see(birth.signature, BAND_OF_AGE[age], amount)
 
-    def pass_time(self, now: float) -> None:
-        """Let births grow older: what of them nobody read until an age may be read at that age."""
+    def pass_time(self, now: float) -> list[AnyBirth]:
+        """Let births grow older: what of them nobody read until an age may be read at that age. Returns those
+        that are of another age now.
+        """
+        older: list[AnyBirth] = []
         for age, start in enumerate(AGE_STARTS[:-1]):
             queue = self._waiting[age]
             while queue and now - queue[0].at >= start:
                 birth = queue.popleft()
-                self._reached[birth.kind, age] += birth.blocks
-                if age + 1 < AGES and birth.blocks:
+                if birth.blocks > 0:
+                    self._reach(birth, age)
+                    birth.age = age
+                    if age:
+                        older.append(birth)
+                if birth.blocks > 0 and age + 1 < AGES:
                     self._waiting[age + 1].append(birth)
                 else:
                     self._births -= 1
         for queue in reversed(self._waiting):
             while queue and self._births > BIRTHS_MAX:
-                queue.popleft()
+                lost = queue.popleft()
+                lost.age = AGES - 1
+                older.append(lost)
                 self._births -= 1
+        return older
+
+    def _reach(self, birth: Birth, age: int) -> None:
+        amount = birth.weight(birth.blocks)
+        self._reached[birth.kind, age] += amount
+        if birth.kind is Kind.SESSION:
+            band = BAND_OF_AGE[age]
+            hazard = min(HAZARD_MAX, self._base[age] * self._factors.of(birth.signature, band))
+            self._factors.expect(birth.signature, band, amount * hazard)
+
+    def worth(self, birth: Birth) -> float:
+        """Return what keeping one more block of a birth is worth at its age."""
+        if birth.kind is not Kind.SESSION:
+            return self._plain[birth.kind][birth.age]
+        steps = (self._factors.of(birth.signature, band) for band in range(BANDS))
+        key = tuple(round(FACTOR_STEPS * math.log2(factor)) for factor in steps)
+        worths = self._worths.get(key)
+        if worths is None:
+            bands = np.exp2(np.array(key) / FACTOR_STEPS)
+            hazards = np.minimum(HAZARD_MAX, self._hazards[Kind.SESSION] * bands[BAND_OF_AGE])
+            worths = self._worths[key] = _worth(hazards[None, :])[0].tolist()
+        return worths[birth.age]
 
     def learn(self) -> None:
         """Work the worth out anew from what was seen; the past counts a little less each time."""
-        body_reads, body_reached = self._reads[:BODIES], self._reached[:BODIES]
-        common = _shrunk(body_reads.sum(0), body_reached.sum(0), _prior(), PRIOR_BLOCKS)
-        shape = (DEPTHS, GAPS, AGES)
-        by_depth = _estimate(
-            body_reads.reshape(shape).sum(1), body_reached.reshape(shape).sum(1), np.tile(common, (DEPTHS, 1))
-        )
-        bodies = _estimate(body_reads, body_reached, np.repeat(by_depth, GAPS, axis=0))
-        others = _shrunk(self._reads[BODIES:], self._reached[BODIES:], _prior(), PRIOR_BLOCKS)
-        self.worth = _worth(np.vstack((bodies, others)))
+        self._set_hazards()
+        self._factors.learn()
         self._reads *= DECAY
         self._reached *= DECAY
+
+    def _set_hazards(self) -> None:
+        believed = _prior()
+        hazards = (self._reads + PRIOR * believed) / (self._reached + PRIOR)
+        self._hazards: Floats = np.minimum(HAZARD_MAX, hazards)
+        self._base: list[float] = self._hazards[Kind.SESSION].tolist()
+        self._plain: list[list[float]] = _worth(self._hazards).tolist()
+        self._worths.clear()
 
 
 def _prior() -> Floats:
@@ -127,23 +258,10 @@ def _prior() -> Floats:
     return np.minimum(0.5, 0.3 * width / (starts[:-1] + 1.5 * width))
 
 
-def _shrunk(reads: Floats, reached: Floats, believed: Floats, weight: float) -> Floats:
-    return np.minimum(HAZARD_MAX, (reads + weight * believed) / (reached + weight))
-
-
-def _estimate(reads: Floats, reached: Floats, believed: Floats) -> Floats:
-    """Hazards of kinds of which little may be known: what was seen, as far as it goes, and else what is
-    believed, to the scale of what was seen of each.
-    """
-    expected = (reached * believed).sum(1, keepdims=True)
-    scale = (reads.sum(1, keepdims=True) + SCALE_BLOCKS) / (expected + SCALE_BLOCKS)
-    return _shrunk(reads, reached, np.minimum(HAZARD_MAX, believed * scale), SHRINK_BLOCKS)
-
-
 def _worth(hazards: Floats) -> Floats:
-    """Return per kind and age the best ratio of hits to time kept, over all ages to which it may be kept.
+    """Return per row and age the best ratio of hits to time kept, over all ages to which it may be kept.
 
-    Shapes: f64[kinds, ages] to f64[kinds, ages]. Units: hits per block and block of time.
+    Shapes: f64[rows, ages] to f64[rows, ages]. Units: hits per block and second.
     """
     width = np.diff(np.array(AGE_STARTS))
     alive = np.cumprod(np.hstack((np.ones((len(hazards), 1)), 1 - hazards[:, :-1])), axis=1)
@@ -153,8 +271,9 @@ def _worth(hazards: Floats) -> Floats:
     before_kept = np.hstack((np.zeros((len(hazards), 1)), kept[:, :-1]))
     gained = hits[:, None, :] - before_hits[:, :, None]
     spent = kept[:, None, :] - before_kept[:, :, None]
-    ratios = np.where(
-        np.triu(np.ones((AGES, AGES), np.bool_)), gained / np.where(spent > 0, spent, np.inf), 0
-    )
+    ratios = np.where(_LATER, gained / np.where(spent > 0, spent, np.inf), 0)
     best: Floats = ratios.max(axis=2)
     return best
+
+
+_LATER = np.triu(np.ones((AGES, AGES), np.bool_))

@@ -6,7 +6,7 @@ import random
 
 from kvstore.core.eviction import POLICIES
 from kvstore.core.eviction_density import HitDensity
-from kvstore.core.reuse import AGE_STARTS, FIRST_AGE_BLOCKS, ReuseTable, age_of
+from kvstore.core.reuse import AGE_STARTS, FIRST_AGE_SECONDS, Birth, Kind, ReuseTable, age_of, signature_of
 from kvstore.trace.requests import TraceRequest
 from kvstore.trace.simulator import Simulator
 
@@ -51,22 +51,69 @@ def test_what_left_is_followed_within_bounds() -> None:
     assert sum(node.count for node in policy.nodes()) == simulator.ladder.catalog.slabs.used_pages
 
 
+def born(table: ReuseTable[Birth], at: float, *, new_blocks: int = 1) -> Birth:
+    """A session of a hundred blocks."""
+    birth = Birth(table, at, Kind.SESSION)
+    birth.signature = signature_of(depth=1, pause_seconds=5.0, blocks=100, new_blocks=new_blocks)
+    birth.grow(100)
+    table.follow(birth)
+    return birth
+
+
+def worth_at(table: ReuseTable[Birth], age: int, *, new_blocks: int = 1) -> float:
+    """What a session is worth at an age."""
+    birth = born(table, 0.0, new_blocks=new_blocks)
+    birth.age = age
+    return birth.worth
+
+
 def test_blocks_are_worth_more_when_they_are_about_to_be_read() -> None:
-    table = ReuseTable()
-    assert table.worth[0, 0] > table.worth[0, 10] > table.worth[0, 20]
-    now = 0.0
+    table: ReuseTable[Birth] = ReuseTable()
+    assert worth_at(table, 0) > worth_at(table, 10) > worth_at(table, 20)
+    table, now = ReuseTable(), 0.0
     for _ in range(2000):
-        birth = table.born(now, 0)
-        birth.blocks = 100
+        birth = born(table, now)
         now += AGE_STARTS[12]
         table.pass_time(now)
         birth.read(now, 100)
     table.learn()
-    assert table.worth[0, 11] > 2 * table.worth[0, 0]
+    assert worth_at(table, 11) > 2 * worth_at(table, 0)
+
+
+def test_sessions_are_told_apart_by_what_is_known_of_them() -> None:
+    table: ReuseTable[Birth] = ReuseTable()
+    before = worth_at(table, 4, new_blocks=1), worth_at(table, 4, new_blocks=300)
+    assert before[0] == before[1]
+    now = 0.0
+    for number in range(1000):
+        comes_back, stays_away = born(table, now, new_blocks=1), born(table, now, new_blocks=300)
+        now += AGE_STARTS[8]
+        table.pass_time(now)
+        comes_back.read(now, 100)
+        stays_away.blocks = 0
+        if not number % 100:
+            table.learn()
+    table.learn()
+    assert worth_at(table, 4, new_blocks=1) > 3 * worth_at(table, 4, new_blocks=300)
+
+
+def test_a_part_that_is_read_counts_for_its_share() -> None:
+    """A session of which a third is read again is worth as much as a third of the sessions coming back."""
+    worths = []
+    for reads in ([33] * 300, [100, 0, 0] * 100):
+        table: ReuseTable[Birth] = ReuseTable()
+        for number, blocks in enumerate(reads):
+            birth = born(table, 20.0 * number)
+            table.pass_time(20.0 * number + 10.0)
+            birth.read(20.0 * number + 10.0, blocks)
+            birth.blocks = 0
+        table.learn()
+        worths.append(worth_at(table, 0))
+    assert abs(worths[0] / worths[1] - 1) < 0.1
 
 
 def test_ages_are_half_octaves() -> None:
-    assert age_of(0) == age_of(FIRST_AGE_BLOCKS - 1) == 0
-    assert age_of(FIRST_AGE_BLOCKS) == 1
-    assert age_of(2 * FIRST_AGE_BLOCKS) == 3
+    assert age_of(-1.0) == age_of(0) == age_of(FIRST_AGE_SECONDS - 0.01) == 0
+    assert age_of(FIRST_AGE_SECONDS) == 1
+    assert age_of(2 * FIRST_AGE_SECONDS) == 3
     assert age_of(1e18) == len(AGE_STARTS) - 2
