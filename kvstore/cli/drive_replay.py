@@ -53,7 +53,11 @@ def interrupts() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
         told.set()
 
-    before = signal.signal(signal.SIGINT, tell)
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:  # a shell runs it in the background: the Ctrl-C is meant for another
+        yield told
+        return
+    signal.signal(signal.SIGINT, tell)
     try:
         yield told
     finally:
