@@ -9,7 +9,7 @@ import torch
 
 from kvstore.client import Client
 from kvstore.clock import Clock, SystemClock
-from kvstore.engine.admission import MATCH_SECONDS
+from kvstore.engine.admission import MATCH_SECONDS, SUFFIX_TOKENS_MIN
 from kvstore.engine.config import LayerKind, ModelConfig
 from kvstore.engine.costs import StepCosts, calibrate
 from kvstore.engine.engine import Engine
@@ -25,6 +25,7 @@ from kvstore.events import Events
 from kvstore.hashing import chain_root
 
 WINDOW_SHARE = 0.25
+INVARIANT_ROWS = SUFFIX_TOKENS_MIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,8 @@ class EngineOptions:
     """Sizes and places. Units: bytes; tokens; sequences at a time; compute threads, 0: torch's own choice.
 
     Answers of the classes in `unsaved_answers` are not put to the daemon: their history will not be resent as
-    it was generated.
+    it was generated. A step has at least `rows_min` rows: with INVARIANT_ROWS a sequence computes the same
+    bits whoever else computes, and decoding alone is slower.
     """
 
     pool_bytes: int = 1 << 30
@@ -45,6 +47,7 @@ class EngineOptions:
     budget: Budget = field(default_factory=Budget)
     match_seconds: float = MATCH_SECONDS
     threads: int = 0
+    rows_min: int = 1
     unsaved_answers: frozenset[str] = frozenset()
 
 
@@ -101,6 +104,7 @@ def build_engine(
         budget=options.budget,
         match_seconds=options.match_seconds,
         threads=options.threads,
+        rows_min=options.rows_min,
         unsaved_answers=options.unsaved_answers,
         clock=clock,
     )

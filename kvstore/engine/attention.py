@@ -44,7 +44,7 @@ class StepAttention:
 
     def attend(self, layer: int, queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Keep the new rows and return what every row gathers."""
-        out = torch.empty_like(queries)
+        out = torch.zeros_like(queries)
         is_full = self._config.kinds[layer] is LayerKind.FULL
         start = 0
         for index, span in enumerate(self._spans):

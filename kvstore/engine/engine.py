@@ -62,6 +62,7 @@ class Engine:
         budget: Budget | None = None,
         match_seconds: float = MATCH_SECONDS,
         threads: int = 0,
+        rows_min: int = 1,
         unsaved_answers: Collection[str] = (),
         clock: Clock | None = None,
     ) -> None:
@@ -87,7 +88,16 @@ class Engine:
             checkpoints=checkpoints,
             match_seconds=match_seconds,
         )
-        self._step = Step(model, pool, hbm, self._admission, self._clock, root=root, threads=threads)
+        self._step = Step(
+            model,
+            pool,
+            hbm,
+            self._admission,
+            self._clock,
+            root=root,
+            threads=threads,
+            rows_min=rows_min,
+        )
         self._unsaved_answers = unsaved_answers
         self._next: list[Planned] = []
         self._inbox: queue.SimpleQueue[Running] = queue.SimpleQueue()

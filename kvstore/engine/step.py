@@ -37,6 +37,7 @@ class Step:
         *,
         root: BlockHash,
         threads: int,
+        rows_min: int,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -44,6 +45,7 @@ class Step:
         self._admission = admission
         self._clock = clock
         self._root = root
+        self._rows_min = rows_min
         self._stage_of = {layer: i for i, stage in enumerate(pool.stages) for layer in stage}
         # How many threads torch takes is a property of the thread that computes.
         initializer = (lambda: torch.set_num_threads(threads)) if threads else (lambda: None)
@@ -98,10 +100,15 @@ class Step:
         spans = [Span(p.first, p.count, p.sequence.pages(), p.sequence.window) for p in planned]
         ids = [p.sequence.ids[p.first : p.first + p.count] for p in planned]
         ends = list(itertools.accumulate(span.count for span in spans))
+        wanted = [end - 1 for end in ends]
+        # Rows of nobody, that attend to nothing, where every product is to have so many rows.
+        idle = [0] * max(0, self._rows_min - ends[-1])
+        unread = [0] * max(0, self._rows_min - len(wanted))
+        positions = [torch.arange(s.first, s.first + s.count) for s in spans]
         rows = Rows(
-            torch.tensor(list(itertools.chain(*ids)), device=device),
-            torch.cat([torch.arange(s.first, s.first + s.count) for s in spans]).to(device),
-            torch.tensor([end - 1 for end in ends], device=device),
+            torch.tensor([*itertools.chain(*ids), *idle], device=device),
+            torch.cat([*positions, torch.tensor(idle, dtype=torch.long)]).to(device),
+            torch.tensor(wanted + unread, device=device),
         )
         attention = StepAttention(self._model.config, self._pool, spans, self._model.weights.dtype)
         arriving = [p.sequence for p in planned if p.sequence.load is not None]

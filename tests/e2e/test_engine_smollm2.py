@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kvstore.engine.assembly import EngineOptions, load_model
+from kvstore.engine.assembly import INVARIANT_ROWS, EngineOptions, load_model
 from kvstore.engine.attention import Span, StepAttention
 from kvstore.engine.model import Model, Rows
 from kvstore.engine.pair import PrefillDecode
 from kvstore.engine.pool import KvPool
-from kvstore.engine.request import Request
+from kvstore.engine.request import Request, Sampling
 from kvstore.engine.scheduler import Budget
 from kvstore.engine.text import GgufCodec
 from kvstore.engine.windows import WindowRows
@@ -76,6 +76,27 @@ def test_logits_are_those_of_transformers(model: Model, prompts: list[list[int]]
     assert expected.abs().max() > 10
     assert (own - expected).abs().max() <= LOGITS_TOLERANCE
     assert (own.argmax(-1) == expected.argmax(-1)).all()
+
+
+def test_steps_of_enough_rows_make_logits_independent_of_the_batch(
+    model: Model, prompts: list[list[int]]
+) -> None:
+    """Bit for bit, alone, with others, and resumed from the pool."""
+    seen: dict[int, list[torch.Tensor]] = {}
+
+    def request(prompt: list[int], number: int) -> Request:
+        def record(_: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+            seen.setdefault(number, []).append(logits.clone())
+            return logits
+
+        return Request(prompt=tuple(prompt), max_new_tokens=6, sampling=Sampling(mask=record))
+
+    with engine(model, None, replace(OPTIONS, rows_min=INVARIANT_ROWS)) as one:
+        one.submit(request(prompts[0], 0)).result(timeout=SECONDS)
+        together = [one.submit(request(prompt, 1 + number)) for number, prompt in enumerate(prompts)]
+        hits = [answer.result(timeout=SECONDS).usage.hit for answer in together]
+    assert hits == [2 * BLOCK, 0, 0, 0]
+    assert torch.equal(torch.stack(seen[0]), torch.stack(seen[1]))
 
 
 def test_one_answer_wherever_its_prefix_comes_from(
