@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from kvstore.engine.costs import StepCosts
 from kvstore.engine.running import Running
 
+FIXED_PARTS = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -25,10 +27,16 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How long a step may take: `busy_seconds` while somebody decodes, else `idle_seconds`."""
+    """How long a step may take: `busy_seconds` while somebody decodes, else `idle_seconds`; or ten times what a
+    step costs without its rows, where that is more: reading weights should not be what takes the time.
+    """
 
     busy_seconds: float = 0.25
     idle_seconds: float = 2.0
+
+    def seconds(self, costs: StepCosts, *, is_busy: bool) -> float:
+        """Return the limit for a step."""
+        return self.busy_seconds if is_busy else max(self.idle_seconds, FIXED_PARTS * costs.step)
 
 
 def plan(
@@ -48,8 +56,7 @@ def plan(
     under_way = {span.sequence: span for span in flying}
     expected = [_expected(one, under_way.get(one)) for one in sequences]
     decoding = [Planned(one, first, 1) for one, first, left in expected if left == 1 and _answers(one, first)]
-    limit = budget.busy_seconds if decoding else budget.idle_seconds
-    time = limit - costs.seconds((span.first, 1) for span in decoding)
+    time = budget.seconds(costs, is_busy=bool(decoding)) - costs.seconds((span.first, 1) for span in decoding)
     chunks: list[Planned] = []
     for one, first, wanted in expected:
         if wanted == 0 or (wanted == 1 and _answers(one, first)):
