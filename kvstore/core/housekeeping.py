@@ -14,9 +14,10 @@ from kvstore.core.writeback import WriteBack
 SWEEP_NODES = 64
 SWEEP_EXPIRED = 1
 SWEEP_STEPS = 64
-STEPS_MAX = 128
-"""Of a turn, each under the lock for a fraction of a millisecond. Of SWEEP_NODES that a step looks at
-SWEEP_EXPIRED at most give up their slots.
+STEPS_MAX = 256
+"""Of a turn, each under the lock for about as long as a match takes: who matches meanwhile waits for one.
+The first SWEEP_STEPS look at host memory, and of SWEEP_NODES that one looks at SWEEP_EXPIRED at most give up
+their slots.
 """
 LOSSES_EVERY_SECONDS = 1.0
 RETRY_EVERY_SECONDS = 5.0
@@ -67,12 +68,11 @@ class Housekeeping:
     def step(self, *, monotonic: float, now: float) -> bool:
         """Do a little of what expiry asks for; says whether there is more to do in this turn."""
         self._steps -= 1
-        if self._steps >= STEPS_MAX - SWEEP_STEPS:
-            self._sweep_nodes(now)
-        has_more = self._reclaim.step(now, monotonic=monotonic)
         # One pass a turn is enough: a store of few nodes is not looked through again and again.
-        goes_on = bool(self._sweep) and self._steps > STEPS_MAX - SWEEP_STEPS
-        return self._steps > 0 and (has_more or goes_on)
+        if self._steps >= STEPS_MAX - SWEEP_STEPS and (self._sweep or self._steps == STEPS_MAX - 1):
+            self._sweep_nodes(now)
+            return True
+        return self._reclaim.step(now, monotonic=monotonic) and self._steps > 0
 
     def _retry(self, monotonic: float) -> None:
         if monotonic >= self._retry_due:

@@ -23,7 +23,7 @@ PRESSED_AT = 0.9
 """Of the capacity: from here on there is pressure."""
 LOOK_EVERY_SECONDS = 1.0
 FAILED_SECONDS = 60.0
-STEP_FRAMES = 2
+STEP_FRAMES = 1
 STEP_SEGMENTS = 128
 CENSUS_FRAMES = 64
 
@@ -46,20 +46,21 @@ class Reclaim:
         self._going: Segment | None = None
 
     def step(self, now: float, *, monotonic: float) -> bool:
-        """Do a little; says whether there is more to do at once."""
+        """Do one of four things, a little of it; says whether there is more to do at once."""
         if monotonic >= self._look_due:
             self._look_due = monotonic + LOOK_EVERY_SECONDS
             self._turn = list(self._catalog.segments)
             self._choose(now, monotonic)
-        some, self._turn = self._turn[:STEP_SEGMENTS], self._turn[STEP_SEGMENTS:]
-        retention = self._catalog.retention
-        for segment in some:
-            if segment.end(retention, now) <= now and segment is not self._going and not segment.held():
-                self._expired[segment] = None
-        if self._going is None and self._expired:
-            self._going, _ = self._expired.popitem()
-        if self._going is not None:
+        elif self._turn:
+            some, self._turn = self._turn[:STEP_SEGMENTS], self._turn[STEP_SEGMENTS:]
+            retention = self._catalog.retention
+            ended = (segment for segment in some if segment.end(retention, now) <= now)
+            self._expired.update((segment, None) for segment in ended if segment is not self._going)
+        elif self._going is not None:
             self._let_go(self._going, now)
+        elif self._expired:
+            segment, _ = self._expired.popitem()
+            self._going = None if segment.held() else segment
         return bool(self._turn or self._expired or self._going)
 
     def look_around(self, now: float) -> None:

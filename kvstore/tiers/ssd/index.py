@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -130,6 +130,10 @@ def is_damage(error: Exception) -> bool:
     return isinstance(error, _DAMAGE)
 
 
+def _go_on() -> None:
+    """Nobody waits."""
+
+
 class Index:
     """An open LMDB environment.
 
@@ -148,6 +152,7 @@ class Index:
             _check_length(path / "data.mdb")
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._path, self._store = path, store
+        self._on_row = _go_on
         self.segments: dict[int, SegmentRow] = {}
         try:
             self._env: Any = lmdb.open(str(path), map_size=bytes_max, max_dbs=4, mode=0o640, max_readers=16)
@@ -207,15 +212,22 @@ class Index:
         with self._env.begin() as txn:
             return int.from_bytes(txn.get(_DELETIONS_KEY, db=self._meta) or b"", "little")
 
-    def commit(self, change: Change, *, next_number: int) -> list[Growth]:
-        """Apply a change in one transaction; returns the growths that left a gap behind the watermark."""
+    def commit(
+        self, change: Change, *, next_number: int, on_row: Callable[[], None] = _go_on
+    ) -> list[Growth]:
+        """Apply a change in one transaction; returns the growths that left a gap behind the watermark.
+
+        `on_row` is called after each row: the binding hardly ever gives the interpreter up.
+        """
         skipped: list[Growth] = []
+        self._on_row = on_row
         with self._env.begin(write=True) as txn:
             for growth in change.growths:
                 if not self._grow(txn, growth):
                     skipped.append(growth)
             for (segment, offset), touches in change.touches.items():
                 txn.put(_KEY.pack(segment, offset), _pack_touches(offset, touches), db=self._touches)
+                self._on_row()
             for segment, offset in change.frames_gone:
                 self._drop(txn, segment, offset)
             for segment in change.segments_gone:
@@ -239,6 +251,7 @@ class Index:
         if (before.watermark if before is not None else FIRST_OFFSET) != growth.start:
             return False
         for row in growth.rows:
+            self._on_row()
             place = _KEY.pack(growth.segment, row.offset)
             txn.put(place, _pack_row(row), db=self._frames)
             if row.touched_at:
@@ -251,6 +264,7 @@ class Index:
         return True
 
     def _drop(self, txn: Any, segment: int, offset: int) -> None:
+        self._on_row()
         key = _KEY.pack(segment, offset)
         txn.delete(key, db=self._touches)
         if not txn.delete(key, db=self._frames):
@@ -268,6 +282,7 @@ class Index:
             is_there = cursor.set_range(prefix)
             while is_there and cursor.key()[:8] == prefix:
                 is_there = cursor.delete() and bool(cursor.key())  # goes on to the next
+                self._on_row()
 
     def rows(self, segment: int, *, count: int) -> list[FrameRow]:
         """Return the frame rows of a segment in write order.

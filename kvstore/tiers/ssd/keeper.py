@@ -40,6 +40,8 @@ from kvstore.types import PAGE_BYTES
 log = logging.getLogger(__name__)
 
 COMMIT_SECONDS = 1.0
+ROWS_AT_ONCE, PAUSE_SECONDS = 32, 0.0002
+"""Writing so many rows takes about as long as a match: who answers requests meanwhile waits no longer."""
 TOUCHES_MAX = 1 << 20
 ROWS_KEPT_MAX = 4096
 """Rows that wait for an index that cannot be written; a row is a few kilobytes."""
@@ -71,6 +73,7 @@ class IndexKeeper:
         self._fs, self._directory, self._table, self._index = fs, directory, table, index
         self._clock, self._health, self._release, self._tails = clock, health, release, tails
         self._wake = threading.Condition()
+        self._moment, self._rows = threading.Event(), 0
         self._written = WrittenDays(self._written_before())
         self._growths: list[Growth] = []
         self._touches: dict[tuple[int, int], Touches] = {}
@@ -213,7 +216,9 @@ class IndexKeeper:
             return True
         try:
             with self._health.watching("index"):
-                skipped = self._index.commit(change, next_number=self._table.next_number)
+                skipped = self._index.commit(
+                    change, next_number=self._table.next_number, on_row=self._make_way
+                )
         except INDEX_ERRORS as error:
             # The watermarks stay where they are, so a start reads from the segments what the rows lack.
             self._health.count("index", error)
@@ -224,6 +229,12 @@ class IndexKeeper:
             return False
         self._health.note("index", "the index lags behind some segments" if skipped else "")
         return True
+
+    def _make_way(self) -> None:
+        """Let others have the interpreter for a moment after some rows, unless the store closes."""
+        self._rows += 1
+        if not self._rows % ROWS_AT_ONCE and not self._is_closing:
+            self._moment.wait(PAUSE_SECONDS)
 
     def _keep_for_later(self, change: Change) -> None:
         """Try again with the next commit, as far as there is room; rows forgotten here are read at start."""
