@@ -42,6 +42,7 @@ GROUPS: dict[str, Group] = {
         Group("scale", (rows.MATCH_SCALE, rows.INDEX_BYTES), takes_minutes=True),
         Group("start", (rows.START_CLEAN, rows.START_KILLED, rows.START_REBUILD), takes_minutes=True),
         Group("clients", (rows.CLIENTS_4, rows.CLIENTS_16)),
+        Group("storm", (rows.STORM_P99,)),
         Group("framed", (rows.FRAMED,)),
         Group("prefetch", (rows.PREFETCH,)),
         Group(

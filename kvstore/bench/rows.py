@@ -182,6 +182,13 @@ CLIENTS_16 = RowSpec(
     bar=3.0,
     better=Better.LOWER,
 )
+STORM_P99 = RowSpec(
+    name="storm_p99",
+    what="host_hit_verified while prompts are prefetched from SSD without a pause, its 99th percentile",
+    baseline="the same while another process reads the same files, 4 threads of 1 MiB, page cache bypassed",
+    bar=None,
+    better=Better.LOWER,
+)
 FRAMED = RowSpec(
     name="framed",
     what="match, receive and release 64 MiB in 1 MiB pieces without mapping the arena",
