@@ -47,7 +47,7 @@ def _assembled(package: str, folder: Path) -> Path:
     whole or not at all.
     """
     module = importlib.import_module(package)
-    target = folder / module.MODEL_NAME
+    target: Path = folder / module.MODEL_NAME
     if not target.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as unfinished:

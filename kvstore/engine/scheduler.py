@@ -27,8 +27,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How long a step may take: `busy_seconds` while somebody decodes, else `idle_seconds`; or ten times what a
-    step costs without its rows, where that is more: reading weights should not be what takes the time.
+    """How long a step may take: `busy_seconds` while somebody decodes, else `idle_seconds`; or ten times what
+    a step costs without its rows, where that is more: reading weights should not be what takes the time.
     """
 
     busy_seconds: float = 0.25
