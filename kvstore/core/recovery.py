@@ -31,9 +31,10 @@ class Rebuild:
             frame = _frame(item)
             self._frames[frame.fingerprint].append(frame)
             self._catalog.written_until = max(self._catalog.written_until, frame.written_at)
-            if max((touch.touched_at for touch in item.touches), default=frame.written_at) > self._now:
+            is_early = max((touch.touched_at for touch in item.touches), default=frame.written_at) > self._now
+            if is_early:
                 self._early.add(frame)
-            if item.touches or item.header.touched_at or frame in self._early:
+            if is_early or item.touches or item.header.touched_at:
                 self._touched[frame] = recovered_slices(item.header, item.touches, now=self._now)
 
     def run(self) -> None:
@@ -142,6 +143,11 @@ class Rebuild:
         `branches` are the blocks that other frames follow: nodes are cut there at once, which spares a
         search for them later.
         """
+        if not branches and frame not in self._touched:
+            parent = key_at(frame.keys, blocks.start - 1) if blocks.start else frame.parent
+            piece = Slice(frame, blocks.start, len(blocks))
+            held_by, since = frame.retention_class, frame.written_at
+            return state.runs.insert_under(above, parent, [piece], retention_class=held_by, since=since)
         first: Node | None = None
         for held, some in self._held(frame, blocks):
             parent = key_at(frame.keys, some.start - 1) if some.start else frame.parent

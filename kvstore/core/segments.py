@@ -50,10 +50,13 @@ class Segment:
 
     def note_touch(self, retention_class: str, since: float) -> None:
         """Note that a class holds one of its frames since a wall time."""
-        for touched in (self.touched, self.touched_since):
-            if touched is not None:
-                touched[retention_class] = max(since, touched.get(retention_class, 0.0))
-        self.last_touch = max(self.last_touch, since)
+        if since > self.touched.get(retention_class, -1.0):
+            self.touched[retention_class] = since
+        recent = self.touched_since
+        if recent is not None and since > recent.get(retention_class, -1.0):
+            recent[retention_class] = since
+        if since > self.last_touch:
+            self.last_touch = since
 
     def held(self) -> bool:
         """Say whether a lease or I/O holds one of its frames."""
@@ -80,7 +83,9 @@ class SegmentTable:
 
     def place(self, frame: Frame, location: FrameLocation) -> None:
         """Note that a frame is durable at `location`, and who holds it."""
-        segment = self._segments.setdefault(location.segment, Segment(location.segment))
+        segment = self._segments.get(location.segment)
+        if segment is None:
+            segment = self._segments[location.segment] = Segment(location.segment)
         frame.location = location
         frame.uses = max(2, frame.uses)  # admitted once is admitted for good
         segment.frames[frame] = None

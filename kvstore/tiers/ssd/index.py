@@ -13,8 +13,9 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import lmdb
 import xxhash
@@ -31,6 +32,7 @@ VERSIONS_READ = (2, INDEX_VERSION)
 INDEX_BYTES_MAX = 64 << 30
 """Address space kept for the index; the file takes only what its rows need."""
 
+_KINDS = {int(kind): kind for kind in FrameKind}
 _KEY = struct.Struct(">QQ")
 _ROW = struct.Struct("<BBHIIQdI32s32s32sII")
 _SEGMENT_ROW = struct.Struct("<16sQQI")
@@ -51,8 +53,7 @@ _LMDB_PAGE_BYTES = 4096
 Touches = tuple[SliceTouch, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FrameRow:
+class FrameRow(NamedTuple):
     """What the index keeps of a frame: all of its header that the namespace does not say."""
 
     offset: int
@@ -378,13 +379,13 @@ def _unpack_row(offset: int, value: bytes) -> FrameRow:
     ) = _ROW.unpack_from(value)
     parts = struct.unpack_from(f"<{part_count}H", value, _ROW.size)
     keys = value[_ROW.size + 2 * part_count : -8]
-    if version not in VERSIONS_READ or len(keys) != blocks * HASH_BYTES:
+    if version not in VERSIONS_READ or len(keys) != blocks * HASH_BYTES or kind not in _KINDS:
         raise IndexUnusable(
             f"frame row at {offset} of version {version} holds {len(keys)} bytes for {blocks} blocks"
         )
     return FrameRow(
         offset,
-        FrameKind(kind),
+        _KINDS[kind],
         header_bytes,
         length_bytes,
         Fingerprint(namespace),
@@ -420,6 +421,7 @@ def _unpack_touches(offset: int, value: bytes) -> Touches:
     )
 
 
+@lru_cache(maxsize=1024)  # names of classes: few
 def _text(name: bytes) -> str:
     return name.rstrip(b"\0").decode(errors="replace")
 

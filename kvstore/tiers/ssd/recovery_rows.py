@@ -33,4 +33,6 @@ def row_of(frame: StoredFrame, offset: int) -> FrameRow:
 
 def cut_touches(touches: Touches, *, blocks: int) -> Touches:
     """Return touches without what lies behind the last block."""
+    if not touches:
+        return touches
     return tuple(replace(t, count=min(t.count, blocks - t.first)) for t in touches if t.first < blocks)
