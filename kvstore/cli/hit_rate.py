@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.live import Live
 
+from kvstore.cli.answers import ask
 from kvstore.cli.connection import AddressOption, CaOption, Daemon, JsonOption, TokenOption
 from kvstore.cli.output import (
     Sheet,
     console,
     count_text,
     duration_text,
-    emit_json,
     percent_text,
     plain,
     styled,
@@ -65,16 +65,11 @@ def hit_rate(
         raise InvalidArgument(f"--window: {error}") from error
     names = [name.strip() for name in by.split(",") if name.strip()]
     request = pb.HitRateRequest(window_seconds=seconds, by=names)
-    with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
-        if watch is not None and not as_json:
-            with suppress(KeyboardInterrupt):
-                _watch(daemon, request, watch)
-            raise typer.Exit
-        document = daemon.document("HitRate", request)
-    if as_json:
-        emit_json(document)
+    if watch is not None and not as_json:
+        with Daemon(address, token=token, tls_ca=tls_ca) as daemon, suppress(KeyboardInterrupt):
+            _watch(daemon, request, watch)
         return
-    sheet(document).show()
+    ask("HitRate", request, sheet, address=address, token=token, tls_ca=tls_ca, as_json=as_json)
 
 
 def _watch(daemon: Daemon, request: pb.HitRateRequest, seconds: float) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kvstore.cli.answers import carry_out, tell
 from kvstore.cli.connection import AddressOption, CaOption, Daemon, JsonOption, TokenOption
 from kvstore.cli.inspect import NamespaceOption, choose_namespace, hex_bytes, known_namespaces, wanted_keys
 from kvstore.cli.output import (
@@ -16,9 +16,7 @@ from kvstore.cli.output import (
     Sheet,
     bytes_text,
     count_text,
-    emit_json,
     plain,
-    say,
     styled,
     time_text,
 )
@@ -76,8 +74,11 @@ def purge(
     """
     with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
         if receipt or receipts:
-            document = daemon.document("Receipts", pb.ReceiptsRequest(receipt=receipt))
-            _show_receipts(document["receipts"], as_json=as_json)
+            tell(
+                daemon.document("Receipts", pb.ReceiptsRequest(receipt=receipt)),
+                _receipts_sheet,
+                as_json=as_json,
+            )
             return
         in_namespace = bool(namespace or tokens or hash_prefix)
         if sum((in_namespace, tenant is not None, bool(retention_class))) != 1:
@@ -88,50 +89,27 @@ def purge(
             request.namespace = chosen.fingerprint
             request.keys = wanted_keys(chosen, tokens, "", secret)
             request.hash_prefix = hex_bytes(hash_prefix, "--hash")
-        done = _carry_out(daemon, request, yes=yes, as_json=as_json)
+        question = "Remove it for good?"
+        done = carry_out(
+            daemon, "Purge", request, _foreseen_sheet, question=question, yes=yes, as_json=as_json
+        )
     if done is not None:
-        _show_receipts([done], as_json=as_json)
+        tell({"receipts": [done]}, _receipts_sheet, as_json=as_json)
         raise typer.Exit(0 if done["durable"] else EXIT_PROBLEM)
 
 
-def _carry_out(
-    daemon: Daemon, request: pb.PurgeRequest, *, yes: bool, as_json: bool
-) -> dict[str, Any] | None:
-    """Say what would go, ask where somebody can answer, and do it; None when it is not to be done."""
-    if not yes:
-        request.dry_run = True
-        foreseen = daemon.document("Purge", request)
-        if as_json:
-            emit_json(foreseen)
-            return None
-        say(f"this would remove {_amount_text(foreseen)}: {_what_text(foreseen['what'])}")
-        if not sys.stdin.isatty():
-            say("nothing has changed: --yes does it")
-            return None
-        typer.confirm("Remove it for good?", abort=True, err=True)
-        request.dry_run = False
-    return daemon.document("Purge", request)
-
-
-def _show_receipts(receipts: list[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        emit_json({"receipts": receipts})
-        return
+def _foreseen_sheet(foreseen: Mapping[str, Any]) -> Sheet:
     page = Sheet()
-    columns = (
-        "receipt",
-        "what",
-        "unreachable since",
-        "blocks>",
-        "size>",
-        "on disk>",
-        "bytes gone",
-        "state",
-    )
-    page.table("Purges", columns, [_receipt_cells(receipt) for receipt in receipts])
-    if not receipts:
+    page.line(f"this would remove {_amount_text(foreseen)}: {_what_text(foreseen['what'])}")
+    return page
+
+
+def _receipts_sheet(document: Mapping[str, Any]) -> Sheet:
+    page = Sheet()
+    page.table("Purges", COLUMNS, [_receipt_cells(receipt) for receipt in document["receipts"]])
+    if not document["receipts"]:
         page.line("nothing has been purged")
-    page.show()
+    return page
 
 
 def _receipt_cells(receipt: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from kvstore.cli.advice import advice_sheet
+from kvstore.cli.answers import ask, carry_out, tell
 from kvstore.cli.connection import AddressOption, CaOption, Daemon, JsonOption, TokenOption
 from kvstore.cli.forecast import HoursOption, PlotOption, forecast_sheet, plot
-from kvstore.cli.output import Sheet, bytes_text, count_text, duration_text, emit_json, plain, say, styled
+from kvstore.cli.output import Sheet, bytes_text, count_text, duration_text, plain, styled
 from kvstore.errors import InvalidArgument
 from kvstore.quantities import parse_bytes, parse_seconds
 from kvstore.rpc.v1 import admin_pb2 as pb
@@ -39,11 +39,18 @@ def list_classes(
 
       kvstore retention list
     """
-    with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
-        document = daemon.document("Retention", pb.RetentionRequest())
-    if as_json:
-        emit_json(document)
-        return
+    ask(
+        "Retention",
+        pb.RetentionRequest(),
+        _list_sheet,
+        address=address,
+        token=token,
+        tls_ca=tls_ca,
+        as_json=as_json,
+    )
+
+
+def _list_sheet(document: Mapping[str, Any]) -> Sheet:
     page = Sheet()
     columns = ("class", "life", "mode", "lowest tier", "blocks>", "host>", "ssd>", "quota a tier>", "origin")
     page.table("Retention classes", columns, [_class_cells(row) for row in document["classes"]])
@@ -52,7 +59,7 @@ def list_classes(
         page.line(f"{_change_text(change)}: `kvstore retention undo {change['class']}` within {left}")
     if not document["persisted"]:
         page.line("changes hold until the daemon ends: it has no data directory")
-    page.show()
+    return page
 
 
 def _class_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -140,24 +147,13 @@ def undo(
 
 
 def _carry_out(daemon: Daemon, request: pb.RetentionRequest, *, yes: bool, as_json: bool) -> None:
-    """Say what a request would do, ask where somebody can answer, and do it."""
-    if not yes:
-        request.dry_run = True
-        foreseen = daemon.document("Retention", request)
-        if as_json:
-            emit_json(foreseen)
-            return
-        _effect_sheet(foreseen).show()
-        if not sys.stdin.isatty():
-            say("nothing has changed: --yes does it")
-            return
-        typer.confirm("Do it?", abort=True, err=True)
-        request.dry_run = False
-    done = daemon.document("Retention", request)
-    if as_json:
-        emit_json(done)
-        return
-    page = _effect_sheet(done) if yes else Sheet()
+    done = carry_out(daemon, "Retention", request, _effect_sheet, question="Do it?", yes=yes, as_json=as_json)
+    if done is not None:
+        tell(done, lambda document: _done_sheet(document, with_effect=yes), as_json=as_json)
+
+
+def _done_sheet(done: Mapping[str, Any], *, with_effect: bool) -> Sheet:
+    page = _effect_sheet(done) if with_effect else Sheet()
     undo_seconds = done.get("undo_seconds")
     page.line(
         f"done; `kvstore retention undo {done['class']}` takes it back within {duration_text(undo_seconds)}"
@@ -166,7 +162,7 @@ def _carry_out(daemon: Daemon, request: pb.RetentionRequest, *, yes: bool, as_js
     )
     if not done["persisted"]:
         page.line("it holds until the daemon ends: there is no data directory to keep it in")
-    page.show()
+    return page
 
 
 def _effect_sheet(document: Mapping[str, Any]) -> Sheet:
@@ -220,14 +216,12 @@ def forecast(
 
       kvstore retention forecast --plot forecast.png
     """
-    with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
-        document = daemon.document("Forecast", pb.ForecastRequest(hours=hours))
+    request = pb.ForecastRequest(hours=hours)
+    document = ask(
+        "Forecast", request, forecast_sheet, address=address, token=token, tls_ca=tls_ca, as_json=as_json
+    )
     if plot_file is not None:
         plot(document, plot_file)
-    if as_json:
-        emit_json(document)
-        return
-    forecast_sheet(document).show()
 
 
 @app.command()
@@ -246,9 +240,12 @@ def advice(
 
       kvstore retention advice
     """
-    with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
-        document = daemon.document("Advice", pb.AdviceRequest())
-    if as_json:
-        emit_json(document)
-        return
-    advice_sheet(document).show()
+    ask(
+        "Advice",
+        pb.AdviceRequest(),
+        advice_sheet,
+        address=address,
+        token=token,
+        tls_ca=tls_ca,
+        as_json=as_json,
+    )

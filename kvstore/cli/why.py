@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.cli.connection import AddressOption, CaOption, Daemon, JsonOption, TokenOption
-from kvstore.cli.output import EXIT_PROBLEM, Sheet, bytes_text, count_text, emit_json, time_text
+from kvstore.cli.answers import ask
+from kvstore.cli.connection import AddressOption, CaOption, JsonOption, TokenOption
+from kvstore.cli.output import EXIT_PROBLEM, Sheet, bytes_text, count_text, time_text
 from kvstore.rpc.v1 import admin_pb2 as pb
 
 HASH = re.compile(r"[0-9a-f]{8,64}")
@@ -44,12 +45,15 @@ def why(
       kvstore why 3fa98c1be0d2a417
     """
     request = pb.WhyRequest(request=what, namespace=_hex(namespace) or b"", hash_prefix=_hex(what) or b"")
-    with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
-        document = daemon.document("Why", request)
-    if as_json:
-        emit_json(document)
-    else:
-        _sheet(document, what).show()
+    document = ask(
+        "Why",
+        request,
+        lambda found: _sheet(found, what),
+        address=address,
+        token=token,
+        tls_ca=tls_ca,
+        as_json=as_json,
+    )
     raise typer.Exit(0 if document["request"] or document["blocks"] else EXIT_PROBLEM)
 
 
