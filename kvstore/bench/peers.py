@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -44,15 +44,20 @@ class Worker:
 
     def __enter__(self) -> Self:
         if (line := self._line()) != "ready":
+            self._end()
             raise TierUnavailable(f"peer: {line or 'it ended before it was ready'}")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._end()
+
+    def _end(self) -> None:
+        with self._process as process:  # closes its pipes and waits
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()
 
     def do(self, order: str) -> float:
         """Let it do something; returns the seconds that it took.
