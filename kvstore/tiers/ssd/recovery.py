@@ -47,6 +47,7 @@ from kvstore.tiers.ssd.index import (
 )
 from kvstore.tiers.ssd.keeper import entomb
 from kvstore.tiers.ssd.opening import end_reading, open_index
+from kvstore.tiers.ssd.recovery_ahead import Opened, SegmentOpener
 from kvstore.tiers.ssd.recovery_rows import cut_touches, resolve_parts, row_of
 from kvstore.tiers.ssd.scan import Found, Piece, Scanner
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
@@ -126,8 +127,12 @@ class Recovery:
         self._table.skip_numbers(below=self.index.next_number())
         names = self._fs.listdir(self._directory.segments)
         numbers = sorted(number for number in map(segment_number, names) if number is not None)
-        for number in numbers:
-            yield from self._segment(number, rows.pop(number, None))
+        opener = SegmentOpener(self._fs, self._directory, direct_flag=self._table.direct_flag)
+        for opened in opener.each(numbers):
+            try:
+                yield from self._segment(opened, rows.pop(opened.number, None))
+            finally:
+                opener.close(opened)
             if sum(len(growth.rows) for growth in self._change.growths) >= ROWS_PER_COMMIT:
                 self._commit()
         # What is left are rows of segments whose file is gone.
@@ -187,30 +192,28 @@ class Recovery:
             if sum(len(growth.rows) for growth in self.unsaved) <= ROWS_PER_COMMIT:
                 self.unsaved += change.growths
 
-    def _segment(self, number: int, row: SegmentRow | None) -> Iterator[RecoveredFrame]:
-        path = self._directory.segment_path(number)
-        try:
-            found = self._fs.stat(path)
-            handle = self._fs.open(path, flags=os.O_RDONLY | self._table.direct_flag)
-        except OSError as error:
-            self._health.count("recover", error)
-            self._foreign(number, str(error), 0)
+    def _segment(self, opened: Opened, row: SegmentRow | None) -> Iterator[RecoveredFrame]:
+        number, found = opened.number, opened.found
+        if found is None:
+            assert isinstance(opened.fault, OSError)
+            self._health.count("recover", opened.fault)
+            self._foreign(number, str(opened.fault), 0)
             return
         try:
-            try:
-                header = self._own_header(handle, number)
-            except FormatError as error:
-                self._refuse(number, error, found.size_bytes, found.allocated_bytes)
-                return
-            self._tally.segments += 1
-            state = SegmentState(header, PAGE_BYTES, sealed=True, allocated_bytes=found.allocated_bytes)
-            self._table.add(state)
-            yield from self._frames_of(handle, state, row, found.size_bytes)
-        finally:
-            self._fs.close(handle)
+            header = self._own_header(opened)
+        except FormatError as error:
+            self._refuse(number, error, found.size_bytes, found.allocated_bytes)
+            return
+        self._tally.segments += 1
+        state = SegmentState(header, PAGE_BYTES, sealed=True, allocated_bytes=found.allocated_bytes)
+        self._table.add(state)
+        yield from self._frames_of(opened.handle, state, row, found.size_bytes)
 
-    def _own_header(self, handle: int, number: int) -> SegmentHeader:
-        header = self._scanner.header(handle)
+    def _own_header(self, opened: Opened) -> SegmentHeader:
+        header, number = opened.header, opened.number
+        if header is None:
+            assert opened.fault is not None
+            raise opened.fault
         if header.store != self._store or header.number != number:
             raise FormatError(f"segment {header.number:016x} of store {header.store.hex()}", version=-1)
         return header
