@@ -24,7 +24,7 @@ CHUNKED = replace(OPTIONS, budget=Budget(busy_seconds=0.5, idle_seconds=0.5))
 """With the costs that tests claim, a chunk is one block."""
 PROMPT = tuple(tokens(200))
 OTHER = tuple(tokens(200, seed=8))
-NEW = 24
+NEW, LONG = 24, 200
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,31 @@ def test_prefill_and_decode_are_processes_that_meet_in_the_daemon(home: Home, tm
         alone_again = pair.submit(replace(request, max_new_tokens=NEW)).result(timeout=SECONDS)
     assert answer.ids == tuple(told) == alone_again.ids == expected.ids
     assert follow.usage.hits == {"host": 128}, follow.usage
+
+
+@pytest.mark.slow
+def test_a_decode_worker_that_dies_in_an_answer_loses_none_of_it(home: Home, tmp_path: Path) -> None:
+    """The other worker says the rest, and no token twice."""
+    theirs, own = tiny_llama_pair()
+    write_gguf(theirs, tmp_path / "tiny.gguf")
+    with engine(own, None, OPTIONS) as alone:
+        expected = ask(alone, PROMPT, LONG)
+    told: list[int] = []
+    with (
+        Served(home),
+        worker(home, tmp_path / "tiny.gguf", "prefill") as (_, prefill),
+        worker(home, tmp_path / "tiny.gguf", "decode") as (dying, decode),
+    ):
+
+        def tell(token: int) -> None:
+            told.append(token)
+            if len(told) == 5:
+                dying.kill()
+                dying.wait()
+
+        request = Request(prompt=PROMPT, max_new_tokens=LONG)
+        answer = PrefillDecode([prefill], [decode]).submit(request, on_token=tell).result(timeout=SECONDS)
+    assert answer.ids == tuple(told) == expected.ids
 
 
 @pytest.mark.parametrize("options", [OPTIONS, CHUNKED], ids=["whole", "chunked"])
