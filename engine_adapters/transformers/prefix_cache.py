@@ -247,7 +247,8 @@ class PrefixCache:
         if not match.blocks:
             return []
         begun = self._clock.monotonic()
-        pace = self.namespace.block_tokens * self._row_seconds
+        # A load that takes less than `fetch_seconds_min` is always worth it: nobody would notice.
+        pace = max(self.namespace.block_tokens * self._row_seconds, self._fetch_seconds_min / match.blocks)
         count = self._blocks.worth(match, block_recompute_seconds=pace).blocks
         fits = count <= len(self._staging)
         blocks = self._staging[:count] if fits else self.engine.shape.new_blocks(count)
