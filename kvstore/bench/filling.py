@@ -29,7 +29,8 @@ from kvstore.tiers.ssd.format import (
     frame_bytes,
     header_bytes,
 )
-from kvstore.tiers.ssd.index import FIRST_OFFSET, INDEX_BYTES_MAX, Change, FrameRow, Growth, Index
+from kvstore.tiers.ssd.index import FIRST_OFFSET, INDEX_BYTES_MAX, Change, Growth, Index
+from kvstore.tiers.ssd.index_rows import FrameRow
 from kvstore.types import HASH_BYTES, BlockHash, key_at, key_count
 
 SEGMENT_BYTES = 256 << 20

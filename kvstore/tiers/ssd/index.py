@@ -13,31 +13,35 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import lmdb
 import xxhash
 
-from kvstore.tiers.base import FrameKind, SliceTouch
-from kvstore.tiers.ssd.format import ID_BYTES
-from kvstore.types import HASH_BYTES, BlockHash, Fingerprint
+from kvstore.tiers.base import SliceTouch
+from kvstore.tiers.ssd.index_rows import (
+    INDEX_VERSION,
+    VERSIONS_READ,
+    FrameRow,
+    IndexUnusable,
+    SegmentRow,
+    Touches,
+    pack_row,
+    pack_segment,
+    pack_touches,
+    text_of,
+    unpack_row,
+    unpack_segment,
+    unpack_touches,
+)
 
 log = logging.getLogger(__name__)
 
-INDEX_VERSION = 3
-VERSIONS_READ = (2, INDEX_VERSION)
-"""Version 2 knew one touch a frame; its rows are read as they are, and written anew as they change."""
 INDEX_BYTES_MAX = 64 << 30
 """Address space kept for the index; the file takes only what its rows need."""
 
-_KINDS = {int(kind): kind for kind in FrameKind}
 _KEY = struct.Struct(">QQ")
-_ROW = struct.Struct("<BBHIIQdI32s32s32sII")
-_SEGMENT_ROW = struct.Struct("<16sQQI")
-_TOUCH = struct.Struct("<IId32s")
-_TOUCH_2 = struct.Struct("<d32s")
 _META = struct.Struct("<I16sQ")
 _META_KEY = b"meta"
 _WRITTEN_PREFIX = b"written:"
@@ -48,29 +52,6 @@ _DELETIONS_KEY = b"deletions"
 _LMDB_META = struct.Struct("<16x I I Q Q I 92x Q Q")
 _LMDB_MAGIC = 0xBEEFC0DE
 _LMDB_PAGE_BYTES = 4096
-
-
-Touches = tuple[SliceTouch, ...]
-
-
-class FrameRow(NamedTuple):
-    """What the index keeps of a frame: all of its header that the namespace does not say."""
-
-    offset: int
-    kind: FrameKind
-    header_bytes: int
-    length_bytes: int
-    namespace: Fingerprint
-    parent: BlockHash
-    keys: bytes
-    parts: tuple[int, ...]
-    retention_class: str
-    written_at: float
-    provenance: int
-    key_id: int = 0
-    key_check: int = 0
-    touched_at: float = 0.0
-    """Kept as a touch, not in the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +67,6 @@ class Growth:
     end: int
     rows: tuple[FrameRow, ...]
     sealed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentRow:
-    """Up to `watermark` every living frame of the segment has a row; `frames` of them there must be."""
-
-    identity: bytes
-    watermark: int
-    sealed: bool
-    frames: int
 
 
 @dataclass(slots=True)
@@ -115,10 +86,6 @@ class Change:
         return any(
             (self.growths, self.touches, self.frames_gone, self.segments_gone, self.deletions, self.written)
         )
-
-
-class IndexUnusable(Exception):
-    """The index is missing, damaged, of another version or of another store: rebuild it."""
 
 
 INDEX_ERRORS = (lmdb.Error, SystemError)
@@ -199,7 +166,7 @@ class Index:
             if version not in VERSIONS_READ or store != self._store:
                 raise IndexUnusable(f"the index is of version {version} and store {store.hex()}")
             for key, value in txn.cursor(db=self._segments):
-                row = _unpack_segment(value)
+                row = unpack_segment(value)
                 if row is not None:
                     self.segments[int.from_bytes(key, "big")] = row
 
@@ -227,7 +194,7 @@ class Index:
                 if not self._grow(txn, growth):
                     skipped.append(growth)
             for (segment, offset), touches in change.touches.items():
-                txn.put(_KEY.pack(segment, offset), _pack_touches(offset, touches), db=self._touches)
+                txn.put(_KEY.pack(segment, offset), pack_touches(offset, touches), db=self._touches)
                 self._on_row()
             for segment, offset in change.frames_gone:
                 self._drop(txn, segment, offset)
@@ -244,7 +211,7 @@ class Index:
 
     def _grow(self, txn: Any, growth: Growth) -> bool:
         key = struct.pack(">Q", growth.segment)
-        before = _unpack_segment(txn.get(key, db=self._segments))
+        before = unpack_segment(txn.get(key, db=self._segments))
         if before is not None and before.identity != growth.identity:
             # A number used twice: only after the index forgot a segment whose file is gone.
             self._forget(txn, growth.segment)
@@ -254,14 +221,14 @@ class Index:
         for row in growth.rows:
             self._on_row()
             place = _KEY.pack(growth.segment, row.offset)
-            txn.put(place, _pack_row(row), db=self._frames)
+            txn.put(place, pack_row(row), db=self._frames)
             if row.touched_at:
                 touches = (SliceTouch.whole(row.retention_class, row.touched_at),)
                 # A start that reads a frame from its segment may know later touches of it already.
-                txn.put(place, _pack_touches(row.offset, touches), db=self._touches, overwrite=False)
+                txn.put(place, pack_touches(row.offset, touches), db=self._touches, overwrite=False)
         frames = len(growth.rows) + (before.frames if before is not None else 0)
         after = SegmentRow(growth.identity, growth.end, growth.sealed, frames)
-        txn.put(key, _pack_segment(after), db=self._segments)
+        txn.put(key, pack_segment(after), db=self._segments)
         return True
 
     def _drop(self, txn: Any, segment: int, offset: int) -> None:
@@ -271,9 +238,9 @@ class Index:
         if not txn.delete(key, db=self._frames):
             return
         prefix = struct.pack(">Q", segment)
-        row = _unpack_segment(txn.get(prefix, db=self._segments))
+        row = unpack_segment(txn.get(prefix, db=self._segments))
         if row is not None:
-            txn.put(prefix, _pack_segment(replace(row, frames=row.frames - 1)), db=self._segments)
+            txn.put(prefix, pack_segment(replace(row, frames=row.frames - 1)), db=self._segments)
 
     def _forget(self, txn: Any, segment: int) -> None:
         prefix = struct.pack(">Q", segment)
@@ -291,7 +258,7 @@ class Index:
         Errors: IndexUnusable when one is damaged or there are not as many as there must be.
         """
         with self._env.begin() as txn:
-            rows = [_unpack_row(offset, value) for offset, value in _range(txn, self._frames, segment)]
+            rows = [unpack_row(offset, value) for offset, value in _range(txn, self._frames, segment)]
         if len(rows) != count:
             raise IndexUnusable(f"{len(rows)} frame rows of segment {segment:016x}, {count} expected")
         return rows
@@ -306,7 +273,7 @@ class Index:
         found = {}
         with self._env.begin() as txn:
             for offset, value in _range(txn, self._touches, segment):
-                touches = _unpack_touches(offset, value)
+                touches = unpack_touches(offset, value)
                 if touches:
                     found[offset] = touches
         return found
@@ -320,7 +287,7 @@ class Index:
                 body = value[:-8]
                 if len(key) == _WRITTEN_KEY.size and value[-8:] == xxhash.xxh3_64_digest(body):
                     _, day, name = _WRITTEN_KEY.unpack(key)
-                    found[(day, _text(name))] = int(_WRITTEN.unpack(body)[0])
+                    found[(day, text_of(name))] = int(_WRITTEN.unpack(body)[0])
         return found
 
     def close(self) -> None:
@@ -347,100 +314,6 @@ def _range(txn: Any, db: Any, segment: int) -> Iterator[tuple[int, bytes]]:
         if len(key) != _KEY.size:
             raise IndexUnusable(f"a key of {len(key)} bytes")
         yield _KEY.unpack(key)[1], value
-
-
-def _pack_row(row: FrameRow) -> bytes:
-    blocks = len(row.keys) // HASH_BYTES
-    fixed = _ROW.pack(
-        INDEX_VERSION, row.kind, len(row.parts), blocks, row.header_bytes, row.length_bytes, row.written_at,
-        row.provenance, row.namespace, row.parent, row.retention_class.encode(), row.key_id, row.key_check,
-    )  # fmt: skip
-    body = fixed + struct.pack(f"<{len(row.parts)}H", *row.parts) + row.keys
-    return body + xxhash.xxh3_64_digest(body, seed=row.offset)
-
-
-def _unpack_row(offset: int, value: bytes) -> FrameRow:
-    if len(value) < _ROW.size + 8 or xxhash.xxh3_64_digest(value[:-8], seed=offset) != value[-8:]:
-        raise IndexUnusable(f"frame row at {offset} is damaged")
-    (
-        version,
-        kind,
-        part_count,
-        blocks,
-        header_bytes,
-        length_bytes,
-        written_at,
-        provenance,
-        namespace,
-        parent,
-        name,
-        key_id,
-        key_check,
-    ) = _ROW.unpack_from(value)
-    parts = struct.unpack_from(f"<{part_count}H", value, _ROW.size)
-    keys = value[_ROW.size + 2 * part_count : -8]
-    if version not in VERSIONS_READ or len(keys) != blocks * HASH_BYTES or kind not in _KINDS:
-        raise IndexUnusable(
-            f"frame row at {offset} of version {version} holds {len(keys)} bytes for {blocks} blocks"
-        )
-    return FrameRow(
-        offset,
-        _KINDS[kind],
-        header_bytes,
-        length_bytes,
-        Fingerprint(namespace),
-        BlockHash(parent),
-        keys,
-        parts,
-        _text(name),
-        written_at,
-        provenance,
-        key_id,
-        key_check,
-    )
-
-
-def _pack_touches(offset: int, touches: Touches) -> bytes:
-    body = b"".join(_TOUCH.pack(t.first, t.count, t.touched_at, t.retention_class.encode()) for t in touches)
-    return body + xxhash.xxh3_64_digest(body, seed=offset)
-
-
-def _unpack_touches(offset: int, value: bytes) -> Touches:
-    """Return the touches of a row; none of a damaged one: a touch may be lost."""
-    body = value[:-8]
-    if value[-8:] != xxhash.xxh3_64_digest(body, seed=offset):
-        return ()
-    if len(body) == _TOUCH_2.size:
-        touched_at, name = _TOUCH_2.unpack(body)
-        return (SliceTouch.whole(_text(name), touched_at),)
-    if len(body) % _TOUCH.size:
-        return ()
-    return tuple(
-        SliceTouch(first, count, _text(name), touched_at)
-        for first, count, touched_at, name in _TOUCH.iter_unpack(body)
-    )
-
-
-@lru_cache(maxsize=1024)  # names of classes: few
-def _text(name: bytes) -> str:
-    return name.rstrip(b"\0").decode(errors="replace")
-
-
-def _pack_segment(row: SegmentRow) -> bytes:
-    body = _SEGMENT_ROW.pack(row.identity, row.watermark, int(row.sealed), row.frames)
-    return body + xxhash.xxh3_64_digest(body)
-
-
-def _unpack_segment(value: bytes | None) -> SegmentRow | None:
-    if (
-        value is None
-        or len(value) != _SEGMENT_ROW.size + 8
-        or xxhash.xxh3_64_digest(value[:-8]) != value[-8:]
-    ):
-        return None
-    identity, watermark, sealed, frames = _SEGMENT_ROW.unpack_from(value)
-    assert len(identity) == ID_BYTES
-    return SegmentRow(identity, watermark, bool(sealed), frames)
 
 
 def _check_length(path: Path) -> None:

@@ -31,7 +31,8 @@ from kvstore.tiers.ssd.format import (
     encode_tombstone,
 )
 from kvstore.tiers.ssd.health import Health
-from kvstore.tiers.ssd.index import INDEX_ERRORS, Change, Growth, Index, Touches, is_damage
+from kvstore.tiers.ssd.index import INDEX_ERRORS, Change, Growth, Index, is_damage
+from kvstore.tiers.ssd.index_rows import Touches
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
 from kvstore.tiers.ssd.tails import Tails
 from kvstore.tiers.ssd.written import WrittenDays

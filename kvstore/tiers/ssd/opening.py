@@ -15,7 +15,8 @@ from kvstore.tiers.ssd.directory import (
     read_small,
     write_durable,
 )
-from kvstore.tiers.ssd.index import Index, IndexUnusable
+from kvstore.tiers.ssd.index import Index
+from kvstore.tiers.ssd.index_rows import IndexUnusable
 
 log = logging.getLogger(__name__)
 

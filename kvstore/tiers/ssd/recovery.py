@@ -34,17 +34,8 @@ from kvstore.tiers.ssd.format import (
     encode_seal,
 )
 from kvstore.tiers.ssd.health import Health
-from kvstore.tiers.ssd.index import (
-    INDEX_ERRORS,
-    Change,
-    FrameRow,
-    Growth,
-    Index,
-    IndexUnusable,
-    SegmentRow,
-    Touches,
-    is_damage,
-)
+from kvstore.tiers.ssd.index import INDEX_ERRORS, Change, Growth, Index, is_damage
+from kvstore.tiers.ssd.index_rows import FrameRow, IndexUnusable, SegmentRow, Touches
 from kvstore.tiers.ssd.keeper import entomb
 from kvstore.tiers.ssd.opening import end_reading, open_index
 from kvstore.tiers.ssd.recovery_ahead import Opened, SegmentOpener

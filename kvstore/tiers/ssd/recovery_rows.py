@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
 from kvstore.tiers.ssd.format import StoredFrame, StoredPart, stored_part
-from kvstore.tiers.ssd.index import FrameRow, Touches
+from kvstore.tiers.ssd.index_rows import FrameRow, Touches
 
 
 def resolve_parts(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kvstore.retention import DAY
 from kvstore.tiers.base import WrittenBytes
-from kvstore.tiers.ssd.index import FrameRow
+from kvstore.tiers.ssd.index_rows import FrameRow
 
 Amounts = dict[tuple[int, str], int]
 """Bytes by day (UTC, counted from the epoch) and class."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvstore.tiers.base import FrameKind, SliceTouch
-from kvstore.tiers.ssd.index import Change, FrameRow, Growth, Index
+from kvstore.tiers.ssd.index import Change, Growth, Index
+from kvstore.tiers.ssd.index_rows import FrameRow
 from kvstore.types import HASH_BYTES, BlockHash, Fingerprint
 
 ROWS = 50
