@@ -17,13 +17,13 @@ class Group:
     """Rows that are measured together. `run` of its module yields each of them once, in order.
 
     One that computes with a model takes minutes and other packages, one that stores millions of blocks takes
-    minutes and memory: they run only when they are named.
+    minutes and memory, one without a bar is wanted seldom: they run only when they are named.
     """
 
     name: str
     rows: tuple[RowSpec, ...]
     takes_model: bool = False
-    takes_minutes: bool = False
+    only_named: bool = False
 
     def run(self, bench: Bench) -> Iterator[Row]:
         """Measure; the module is imported only now."""
@@ -39,10 +39,10 @@ GROUPS: dict[str, Group] = {
         Group("ssd", (rows.SSD_READ, rows.SSD_HIT)),
         Group("encryption", (rows.SSD_ENCRYPTED,)),
         Group("match", (rows.MATCH_600, rows.MATCH_7800)),
-        Group("scale", (rows.MATCH_SCALE, rows.INDEX_BYTES), takes_minutes=True),
-        Group("start", (rows.START_CLEAN, rows.START_KILLED, rows.START_REBUILD), takes_minutes=True),
+        Group("scale", (rows.MATCH_SCALE, rows.INDEX_BYTES), only_named=True),
+        Group("start", (rows.START_CLEAN, rows.START_KILLED, rows.START_REBUILD), only_named=True),
         Group("clients", (rows.CLIENTS_4, rows.CLIENTS_16)),
-        Group("storm", (rows.STORM_P99,)),
+        Group("storm", (rows.STORM_P99,), only_named=True),
         Group("framed", (rows.FRAMED,)),
         Group("prefetch", (rows.PREFETCH,)),
         Group(
@@ -64,4 +64,4 @@ GROUPS: dict[str, Group] = {
         Group("expiry", (rows.EXPIRY_P999, rows.EXPIRY_MAX)),
     )
 }
-DEFAULT = tuple(name for name, group in GROUPS.items() if not (group.takes_model or group.takes_minutes))
+DEFAULT = tuple(name for name, group in GROUPS.items() if not (group.takes_model or group.only_named))
