@@ -329,22 +329,23 @@ class HitDensity:
         return stand
 
     def _leave_behind(self, parent: Node, node: Node) -> None:
-        """The session goes on with `node`: what else it had behind its parent will hardly be read again."""
+        """The session goes on with `node`: what else it had behind its parent will hardly be read again. It
+        keeps its age.
+        """
         waiting = [child for child in parent.children.values() if child is not node]
         while waiting:
             item = waiting.pop()
             place = self._places.get(item)
-            if place is None or place.body.kind is Kind.LEFT_BEHIND:
+            if place is None or place.body.kind is not Kind.SESSION or place.path is self._path:
                 continue
             waiting.extend(item.children.values())
-            self._leave(place)
-            place.body.blocks -= place.body_blocks
             if place.tail is not None:
                 place.tail.blocks -= 1
+                place.tail.places.pop(place, None)
                 place.tail = None
-            place.body = self._stand(item, Kind.LEFT_BEHIND)
-            place.body.grow(place.blocks)
-            self._enter(place)
+                place.body.grow(1)
+            place.body.kind = Kind.LEFT_BEHIND
+            self._rank(place.body)
 
     # What left
 
