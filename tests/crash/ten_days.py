@@ -21,6 +21,7 @@ from kvstore.api import MatchRequest, Progress
 from kvstore.clock import ManualClock
 from kvstore.core.ladder import Ladder
 from kvstore.core.limits import Limits
+from kvstore.errors import TierUnavailable
 from kvstore.events import Events
 from kvstore.retention import DAY, HOUR, RetentionClass
 from kvstore.tiers.ssd import SsdTier
@@ -206,8 +207,12 @@ class TenDays:
                     break
             assert time.monotonic() < until, "the disk does not answer"
             pause.wait(0.001)
-        if not self._fs.is_down:
-            self._tier.sync_index().result(WAIT_SECONDS)
+        try:
+            if not self._fs.is_down:
+                self._tier.sync_index().result(WAIT_SECONDS)
+        except TierUnavailable:
+            if not self._fs.is_down:
+                raise  # else the power went while the index was committed
         if not self._fs.is_down:
             self._durable = {key: self._known[key] for key in self._on_ssd() & self._known.keys()}
 
