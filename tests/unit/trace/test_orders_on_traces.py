@@ -1,0 +1,46 @@
+"""What the order that learns keeps of real traffic, beside the least recent order and the best possible."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.core.eviction_density import HitDensity
+from kvstore.trace.optimum import Future
+from kvstore.trace.simulator import Simulator
+from tests.unit.trace.test_reference import CONVERSATION, DEV, SMALL, SYNTHETIC, TRACES, loaded
+
+pytestmark = pytest.mark.skipif(
+    not TRACES.is_dir(), reason="the reference traces are not beside this checkout"
+)
+
+
+def gained(name: str, room: int) -> tuple[float, float]:
+    """How far density is above the least recent order, and how far the best possible is."""
+    size, requests, reference = loaded(name)
+    lru = reference["lru"][str(room)]["tok"]
+    tally = Simulator(block_tokens=size, capacity_blocks=room, policy=HitDensity()).run(requests)
+    best = Future(requests).hit_tokens(block_tokens=size, capacity_blocks=room) / tally.input_tokens
+    return tally.rates()["token_hit_rate"] - lru, best - lru
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [8192, 16384])
+def test_of_chat_a_seventh_of_what_is_possible_is_gained(room: int) -> None:
+    more, possible = gained(CONVERSATION, room)
+    assert possible > 0.1
+    assert more >= 0.15 * possible
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "room", "least"), [(SYNTHETIC, 4096, 0.0), (SMALL, 4096, 0.0), (SMALL, 1024, -0.002)]
+)
+def test_other_traffic_does_not_pay_for_it(name: str, room: int, least: float) -> None:
+    assert gained(name, room)[0] >= least
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("room", "share"), [(16384, 0.15), (65536, 0.1)])
+def test_of_agents_something_is_gained_where_room_is_short(room: int, share: float) -> None:
+    more, possible = gained(DEV, room)
+    assert more >= share * possible
