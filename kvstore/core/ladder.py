@@ -24,7 +24,7 @@ from kvstore.core.administration import Administration
 from kvstore.core.catalog import NamespaceState
 from kvstore.core.leases import OnProgress
 from kvstore.core.matching import Found, tier_runs
-from kvstore.core.putting import Published
+from kvstore.core.puts import Published
 from kvstore.core.recovery import Rebuild
 from kvstore.core.removal import Removal
 from kvstore.core.retention import Touch

@@ -101,6 +101,14 @@ class Reservation:
     pages: int
 
 
+class Published:
+    """What came of a commit: outcomes per block, and the frames an SSD acknowledgement waits for, if any."""
+
+    def __init__(self, outcomes: tuple[OutcomeRun, ...], frames: list[Frame]) -> None:
+        self.outcomes = outcomes
+        self.frames = frames
+
+
 class PutChecks:
     """What a reserve or commit must satisfy before anything is decided."""
 
@@ -263,6 +271,21 @@ def outcome_runs(count: int, *layers: tuple[PutOutcome, Mask]) -> tuple[OutcomeR
     return tuple(OutcomeRun(names[int(codes[a])], b - a) for a, b in itertools.pairwise(edges))
 
 
+def reserved_outcomes(put: PendingPut, fresh: list[PutPart]) -> tuple[OutcomeRun, ...]:
+    """Return what a writer hears of the blocks it wants to bring."""
+    wanted = np.zeros(put.count, np.bool_)
+    granted = np.zeros(put.count, np.bool_)
+    for part in fresh:
+        wanted |= part.wanted
+        granted |= part.mask
+    return outcome_runs(
+        put.count,
+        (PutOutcome.IN_FLIGHT, put.in_flight),
+        (PutOutcome.THROTTLED, wanted),
+        (PutOutcome.RESERVED, granted),
+    )
+
+
 def frame_of(
     put: PendingPut, parts: tuple[int, ...], first: int, end: int, *, kind: FrameKind, written_at: float
 ) -> Frame:
@@ -345,3 +368,9 @@ class Presence:
         keys = put.names[piece.first : piece.first + piece.count]
         entries = (put.state.loose.get(key, piece.part) for key in keys)
         return list({id(e[0]): e[0].nodes[0] for e in entries if e is not None}.values())
+
+
+def flat_node(state: NamespaceState, key: bytes) -> Node | None:
+    """Return the node of a block of a flat namespace, None when it is absent."""
+    entry = state.loose.get(key)
+    return entry[0].nodes[0] if entry else None

@@ -18,14 +18,17 @@ from kvstore.core.loose import WHOLE
 from kvstore.core.puts import (
     PendingPut,
     Presence,
+    Published,
     PutChecks,
     PutPart,
     Reservation,
     Stretch,
+    flat_node,
     frame_of,
     insert_loose,
     outcome_runs,
     reserved_extents,
+    reserved_outcomes,
     runs_of,
 )
 from kvstore.core.quarantine import Quarantine
@@ -35,14 +38,6 @@ from kvstore.core.writeback import WriteBack
 from kvstore.errors import LeaseExpired, Overloaded
 from kvstore.tiers.base import FrameKind
 from kvstore.types import HASH_BYTES, PART_WAIT_SECONDS, RESERVATION_SECONDS, PutOutcome, split_keys
-
-
-class Published:
-    """What came of a commit: outcomes per block, and the frames an SSD acknowledgement waits for, if any."""
-
-    def __init__(self, outcomes: tuple[OutcomeRun, ...], frames: list[Frame]) -> None:
-        self.outcomes = outcomes
-        self.frames = frames
 
 
 class Putting:
@@ -92,7 +87,7 @@ class Putting:
         fresh = [self._add_part(put, piece, now=now) for piece in pieces]
         pages = sum(part.mask * np.int64(part.data.part.stride_pages) for part in fresh)
         self._allocate(put, fresh, room=self._pages.leading(request.session, np.asarray(pages)))
-        outcomes = self._outcomes(put, fresh)
+        outcomes = reserved_outcomes(put, fresh)
         if not any(part.mask.any() for part in fresh):
             for part in fresh:
                 del put.parts[part.data.part.index]
@@ -141,7 +136,7 @@ class Putting:
             nodes = {
                 id(n): n
                 for i in np.flatnonzero(~put.absent).tolist()
-                if (n := _flat_node(state, put.names[i]))
+                if (n := flat_node(state, put.names[i]))
             }
             for node in nodes.values():
                 self._catalog.touch_path(node, by=put.retention_class, now=now, how=Touch.WRITE)
@@ -184,20 +179,6 @@ class Putting:
             part.data.slots[room:] = 0
             part.mask[room:] = False
             part.data.generations[:] = self._catalog.memory.generations[part.data.slots]
-
-    @staticmethod
-    def _outcomes(put: PendingPut, fresh: list[PutPart]) -> tuple[OutcomeRun, ...]:
-        wanted = np.zeros(put.count, np.bool_)
-        granted = np.zeros(put.count, np.bool_)
-        for part in fresh:
-            wanted |= part.wanted
-            granted |= part.mask
-        return outcome_runs(
-            put.count,
-            (PutOutcome.IN_FLIGHT, put.in_flight),
-            (PutOutcome.THROTTLED, wanted),
-            (PutOutcome.RESERVED, granted),
-        )
 
     def _grant(
         self,
@@ -455,8 +436,3 @@ class Putting:
 
     def __len__(self) -> int:
         return len(self._reservations)
-
-
-def _flat_node(state: NamespaceState, key: bytes) -> Node | None:
-    entry = state.loose.get(key)
-    return entry[0].nodes[0] if entry else None
