@@ -155,10 +155,8 @@ def generate(
     with _worker(choices, prefill_worker or [], decode_worker or []) as worker:
         answer = worker.submit(request, on_token=_teller(codec, is_silent=as_json)).result()
     if as_json:
-        emit_json(
-            {"text": codec.decode(answer.ids) if codec else None}
-            | {"ids": answer.ids, "ended_by": answer.ended_by, "usage": _plain(answer.usage)}
-        )
+        said = {"text": codec.decode(answer.ids) if codec else None, "ids": answer.ids}
+        emit_json(said | {"ended_by": answer.ended_by, "usage": _plain(answer.usage)})
         return
     typer.echo()
     say(_line(answer))
