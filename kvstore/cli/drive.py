@@ -116,12 +116,10 @@ def drive(
 ) -> None:
     """Send a trace to a daemon, with synthetic payloads of 4 KiB a block, and compare the hit rates.
 
-    Measured is what was delivered and checked; simulated is what `kvstore
-    simulate` says of the same requests at the times at which they were sent,
-    with the daemon's own classes and sizes. Exit code 1 when they lie further
-    apart than 0.1 points, or with --exact at all. A speed compresses the
-    trace's times, not the daemon's TTLs. The trace has a namespace of its
-    own, which is deleted at the end.
+    Measured is what was delivered and checked; simulated is what `kvstore simulate` says of the same
+    requests at the times at which they were sent, with the daemon's own classes and sizes. Exit code 1 when
+    they lie further apart than 0.1 points, or with --exact at all. A speed compresses the trace's times, not
+    the daemon's TTLs. The trace has a namespace of its own, which is deleted at the end.
 
     Examples:
 
@@ -131,10 +129,7 @@ def drive(
     """
     rules = rules_of(class_rule)
     factor = _speed(speed)
-    if not exact and (ttl or ttl_mode or capacity_blocks):
-        raise InvalidArgument("--ttl, --ttl-mode and --capacity-blocks are the daemon's own without --exact")
-    if exact and clients > 1:
-        raise InvalidArgument("--exact is for one client: of several nobody can say who comes first")
+    _check(exact=exact, clients=clients, sets_up=bool(ttl or ttl_mode or capacity_blocks))
     file, wanted = read_trace(
         trace, block_size=block_size, strict=strict, form=form, rules=rules, session_gap=session_gap
     )
@@ -151,20 +146,21 @@ def drive(
         with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
             store = _store(daemon)
         with ExitStack() as stack:
-            drivers = [
-                Driver(
-                    stack.enter_context(
-                        Client(store.address, token=token, tls=tls_of(tls_ca), limits=LIMITS)
-                    ),
-                    space,
-                )
-                for _ in range(clients or CLIENTS)
-            ]
+            tls, count = tls_of(tls_ca), clients or CLIENTS
+            many = [Client(store.address, token=token, tls=tls, limits=LIMITS) for _ in range(count)]
+            drivers = [Driver(stack.enter_context(client), space) for client in many]
             driven = _drive(drivers, wanted, factor, None, keep=keep)
     measured, simulated, differ = _compare(driven, store, block_tokens=file.block_tokens)
     document = _document(str(trace), store, driven, measured, simulated, differ, exact=exact)
     emit_json(document) if as_json else _sheet(document).show()
     raise typer.Exit(EXIT_FINE if document["agrees"] else EXIT_PROBLEM)
+
+
+def _check(*, exact: bool, clients: int, sets_up: bool) -> None:
+    if sets_up and not exact:
+        raise InvalidArgument("--ttl, --ttl-mode and --capacity-blocks are the daemon's own without --exact")
+    if exact and clients > 1:
+        raise InvalidArgument("--exact is for one client: of several nobody can say who comes first")
 
 
 def _speed(text: str) -> float:

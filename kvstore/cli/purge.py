@@ -24,6 +24,7 @@ from kvstore.errors import InvalidArgument
 from kvstore.rpc.v1 import admin_pb2 as pb
 
 NAME_ONE = "purge: name what: --namespace (--tokens or --hash for a part of it), --tenant or --class"
+ASK = "Remove it for good?"
 COLUMNS = (
     "receipt", "what", "unreachable since", "blocks>", "size>", "on disk>", "bytes gone", "state",
 )  # fmt: skip
@@ -74,11 +75,8 @@ def purge(
     """
     with Daemon(address, token=token, tls_ca=tls_ca) as daemon:
         if receipt or receipts:
-            tell(
-                daemon.document("Receipts", pb.ReceiptsRequest(receipt=receipt)),
-                _receipts_sheet,
-                as_json=as_json,
-            )
+            kept = daemon.document("Receipts", pb.ReceiptsRequest(receipt=receipt))
+            tell(kept, _receipts_sheet, as_json=as_json)
             return
         in_namespace = bool(namespace or tokens or hash_prefix)
         if sum((in_namespace, tenant is not None, bool(retention_class))) != 1:
@@ -89,10 +87,7 @@ def purge(
             request.namespace = chosen.fingerprint
             request.keys = wanted_keys(chosen, tokens, "", secret)
             request.hash_prefix = hex_bytes(hash_prefix, "--hash")
-        question = "Remove it for good?"
-        done = carry_out(
-            daemon, "Purge", request, _foreseen_sheet, question=question, yes=yes, as_json=as_json
-        )
+        done = carry_out(daemon, "Purge", request, _foreseen_sheet, question=ASK, yes=yes, as_json=as_json)
     if done is not None:
         tell({"receipts": [done]}, _receipts_sheet, as_json=as_json)
         raise typer.Exit(0 if done["durable"] else EXIT_PROBLEM)
