@@ -32,7 +32,7 @@ class Budget:
     """
 
     busy_seconds: float = 0.25
-    idle_seconds: float = 2.0
+    idle_seconds: float = 4.0
 
     def seconds(self, costs: StepCosts, *, is_busy: bool) -> float:
         """Return the limit for a step."""
