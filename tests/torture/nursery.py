@@ -61,7 +61,7 @@ class Stops:
 
     def install(self) -> None:
         """Put the steps into the client: what is sent, what is answered, and the copies."""
-        submit, tell, deliver = session.Session.submit, session.Session.tell, session.Session._deliver
+        submit, release, deliver = session.Session.submit, session.Session.release, session.Session._deliver
         copy_in, copy_out, messages, receive = (
             mapped.copy_in, mapped.copy_out, framed._messages, framed._Receiver.chunk,
         )  # fmt: skip
@@ -72,9 +72,9 @@ class Stops:
             stops.reach(f"{request.WhichOneof('verb')} sent")
             return number
 
-        def telling(self: Any, request: pb.SessionRequest) -> None:
-            tell(self, request)
-            stops.reach(f"{request.WhichOneof('verb')} said")
+        def releasing(self: Any, request: pb.ReleaseRequest) -> None:
+            release(self, request)
+            stops.reach("release said")
 
         def delivering(self: Any, reply: pb.SessionReply) -> None:
             stops.reach(f"{reply.WhichOneof('answer')} answered")
@@ -103,7 +103,7 @@ class Stops:
             stops.reach("framed fetch half")
 
         session.Session.submit = submitting
-        session.Session.tell = telling
+        session.Session.release = releasing
         session.Session._deliver = delivering
         mapped.copy_in, mapped.copy_out = around(copy_in, "fill"), around(copy_out, "fetch")
         mapped.STEP_BYTES = BLOCK_BYTES
