@@ -118,6 +118,7 @@ def test_a_daemon_killed_inside_a_request_fails_none(model: Any, daemon: ChildDa
     assert result.prompt_saved.reason is not None
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(300)  # the first run on a machine converts the model
 def test_smollm2_resumes_from_a_daemon_that_was_restarted(daemon: ChildDaemon) -> None:

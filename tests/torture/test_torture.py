@@ -42,8 +42,8 @@ def test_a_flood_does_not_starve_a_quiet_client() -> None:
 
 def test_a_few_kills_under_load() -> None:
     with Torture(seed=11) as torture:
-        summary = torture.run(seconds=60.0, kills_max=3)
+        summary = torture.run(seconds=60.0, kills_max=2)
     assert summary.is_clean, (summary.faults, summary.line())
-    assert summary.kills >= 3
+    assert summary.kills >= 2
     assert summary.counts["hits"], summary.line()
     assert summary.acked, summary.line()
