@@ -95,6 +95,7 @@ class Catalog:
         self.written_until = 0.0
         """The latest time of writing that a frame found at start tells."""
         self.zombies: dict[Frame, list[tuple[int, int]]] = {}
+        self.carved = 0
         self._condemned: dict[Frame, list[U32Array]] = {}
 
     def state(self, fingerprint: Fingerprint) -> NamespaceState:
@@ -336,9 +337,9 @@ class Catalog:
         """
         piece = node.slices[index]
         old = piece.frame
-        assert old.location is None
-        assert not old.holds
+        assert old.location is None and not old.holds
         assert old.host is not None
+        self.carved += 1
         start, end = piece.start, piece.start + piece.count
         frame = Frame(
             fingerprint=old.fingerprint,
@@ -400,11 +401,11 @@ class Catalog:
         self.partial[frame], end = None, start + copy.count
         if copy.nodes[0].loose:
             self.namespaces[frame.fingerprint].loose.moved(frame, copy)
-        if frame.host is None:
-            return
         held_end = min(max(start, frame.held_blocks), end)
         if held_end > start:
             self.zombies.setdefault(frame, []).append((start, held_end - start))
+        if frame.host is None:
+            return
         if frame.resident(held_end, end - held_end).any():
             copy.host = tuple(part.cut(start, end) for part in frame.host)
             for mine, theirs in zip(frame.host, copy.host, strict=True):

@@ -179,7 +179,10 @@ class Ladder(Administration):
         if not found.blocks:
             return MatchAnswer(blocks=0, reason=found.reason)
         if earlier is None:
+            carved = self._catalog.carved
             self._touch(state, found, request.retention_class, now)
+            if carved != self._catalog.carved:  # to be written: some blocks lie in frames of their own now
+                found = self._matcher.find(state, request.keys, now=now, exact_only=request.exact_only)
         lease = self._leases.grant(state, request, found, asked=asked, earlier=earlier, monotonic=monotonic)
         asked.tiers = lease.tiers
         if request.load:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from tests.property.history import NAMES, WEIGHTS, play, some_setting, some_steps
-from tests.property.marathon import marathon
+from tests.property.marathon import marathon, run_history
 from tests.property.world import World
 from tests.support.model import Cell
 
@@ -36,6 +36,11 @@ def test_every_step_of_a_short_history_is_as_the_oracle_says(seed: int, steps: l
 def test_long_histories_are_as_the_oracle_says() -> None:
     done, _ = marathon(seed=3, steps=4_000, check_every=40)
     assert done == 4_000
+
+
+def test_a_lease_holds_blocks_where_its_own_touch_put_them() -> None:
+    """To be written they had been given a frame of their own; the lease held the old one, empty by then."""
+    run_history(71_000_057, steps=2_000, check_every=200)
 
 
 @pytest.mark.long
