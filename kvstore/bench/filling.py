@@ -17,7 +17,7 @@ from kvstore.clock import SystemClock
 from kvstore.hashing import chain_root
 from kvstore.namespace import Namespace
 from kvstore.retention import DEFAULT_CLASS
-from kvstore.tiers.base import FrameHeader, FrameKind, FrameWrite
+from kvstore.tiers.base import FrameHeader, FrameKind, FrameLocation, FrameWrite
 from kvstore.tiers.fs import OsFileSystem
 from kvstore.tiers.ssd.directory import DataDirectory, prepare, write_namespace, write_store_id
 from kvstore.tiers.ssd.format import (
@@ -30,7 +30,7 @@ from kvstore.tiers.ssd.format import (
     header_bytes,
 )
 from kvstore.tiers.ssd.index import FIRST_OFFSET, INDEX_BYTES_MAX, Change, Growth, Index
-from kvstore.tiers.ssd.index_rows import FrameRow
+from kvstore.tiers.ssd.index_rows import FrameRow, row_of_header
 from kvstore.types import HASH_BYTES, BlockHash, key_at, key_count
 
 SEGMENT_BYTES = 256 << 20
@@ -158,13 +158,8 @@ class _Writer:
         frame = FrameWrite(header, (), f"{header.retention_class}-filled")
         pages = encode_frame(frame, segment_id=self._identity, sequence=len(self._rows))
         os.pwrite(self._file, pages, self._end)
-        self._rows.append(
-            FrameRow(
-                self._end, header.kind, header_bytes(key_count(header.keys), parts=len(header.parts)), length,
-                header.namespace, header.parent, header.keys, tuple(part.index for part in header.parts),
-                header.retention_class, header.written_at, header.provenance,
-            )
-        )  # fmt: skip
+        head = header_bytes(key_count(header.keys), parts=len(header.parts))
+        self._rows.append(row_of_header(header, FrameLocation(self._number, self._end, head, length)))
         self._end += length
         self.filled.sample = self.filled.sample or header.keys
         self.filled.runs += 1

@@ -47,7 +47,7 @@ def choose(
     Blocks come in order, so a slow stretch is loaded only for the sake of what lies behind it. A tier that
     was left out for its speed gives TRIAL_BLOCKS when `may_try` says so.
     """
-    best, saved, start = Choice(first), 0.0, 0
+    best, start = Choice(first), 0
     load, recompute, most = 0.0, 0.0, 0.0
     left_out: TierRun | None = None
     for run in tiers:

@@ -95,7 +95,6 @@ class Catalog:
         self.written_until = 0.0
         """The latest time of writing that a frame found at start tells."""
         self.zombies: dict[Frame, list[tuple[int, int]]] = {}
-        self.carved = 0
         self._condemned: dict[Frame, list[U32Array]] = {}
 
     def state(self, fingerprint: Fingerprint) -> NamespaceState:
@@ -339,7 +338,6 @@ class Catalog:
         old = piece.frame
         assert old.location is None and not old.holds
         assert old.host is not None
-        self.carved += 1
         start, end = piece.start, piece.start + piece.count
         frame = Frame(
             fingerprint=old.fingerprint,

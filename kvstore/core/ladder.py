@@ -22,6 +22,7 @@ from kvstore.api import (
 )
 from kvstore.core.administration import Administration
 from kvstore.core.catalog import NamespaceState
+from kvstore.core.frames import Frame
 from kvstore.core.leases import OnProgress
 from kvstore.core.matching import Found, tier_runs
 from kvstore.core.puts import Published
@@ -178,11 +179,8 @@ class Ladder(Administration):
             asked = self._asked.matched(state, request, found, now=now, monotonic=monotonic)
         if not found.blocks:
             return MatchAnswer(blocks=0, reason=found.reason)
-        if earlier is None:
-            carved = self._catalog.carved
-            self._touch(state, found, request.retention_class, now)
-            if carved != self._catalog.carved:  # to be written: some blocks lie in frames of their own now
-                found = self._matcher.find(state, request.keys, now=now, exact_only=request.exact_only)
+        if earlier is None and self._touch(state, found, request.retention_class, now):
+            found = self._matcher.find(state, request.keys, now=now, exact_only=request.exact_only)
         lease = self._leases.grant(state, request, found, asked=asked, earlier=earlier, monotonic=monotonic)
         asked.tiers = lease.tiers
         if request.load:
@@ -197,19 +195,22 @@ class Ladder(Administration):
         if found.reason is not None:
             events.add("kvstore_misses_total", reason=str(found.reason))
 
-    def _touch(self, state: NamespaceState, found: Found, by: str, now: float) -> None:
+    def _touch(self, state: NamespaceState, found: Found, by: str, now: float) -> bool:
+        """Touch what was found; says whether blocks of it lie in other frames now, cut out to be written."""
+        missing: list[Frame] = []
         if found.steps:
             node, used = found.steps[-1]
             if used < node.count:
                 state.runs.split(node, used)
             self._catalog.touch_path(node, by=by, now=now, how=Touch.READ)
-            self._writeback.enqueue(node)
+            missing = self._writeback.enqueue(node)
             self._catalog.join_path(state, node)
         for node in found.loose.values():
             self._catalog.touch_path(node, by=by, now=now, how=Touch.READ)
             self._writeback.enqueue(node)
         for node in {id(item.frame): item.frame.nodes[0] for item in found.side}.values():
             self._catalog.touch_path(node, by="", now=now, how=Touch.READ)
+        return bool(missing) and not {item.frame for item in found.items}.issuperset(missing)
 
     def watch(self, lease: int, on_progress: OnProgress | None = None) -> Progress:
         """Return what is readable under a lease, and later news of what still loads. Any process may

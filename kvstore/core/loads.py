@@ -285,8 +285,12 @@ class Loads:
             waiter.loaded(load, good, reason)
 
     def _close(self, load: Load) -> None:
-        others = {block: other for block, other in load.frame.loads.items() if other is not load}
-        load.frame.loads = others or NOTHING
+        loads = load.frame.loads
+        for block in range(load.start, load.start + load.count):
+            if loads.get(block) is load:
+                del loads[block]
+        if not loads:
+            load.frame.loads = NOTHING
         self._catalog.unhold(load.frame, load.start + load.count)
 
     @property

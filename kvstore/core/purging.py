@@ -117,9 +117,10 @@ def remove_runs(catalog: Catalog, nodes: Sequence[Node], purge: Purge) -> list[N
 
 def remove_unread(catalog: Catalog, state: NamespaceState, target: Target, purge: Purge) -> None:
     """Have the frames of a namespace deleted that are meant and that this start could not read."""
-    for place in catalog.unread.take_class(state.fingerprint, lambda name: target.holds(catalog, name)):
-        catalog.graves.bury(place, state.fingerprint)
-        purge.waiting.add(state.fingerprint)
+    space = state.fingerprint
+    if places := catalog.unread.take_class(space, lambda name: target.holds(catalog, name)):
+        catalog.graves.bury_all(dict.fromkeys(places, space))
+        purge.waiting.add(space)
 
 
 def remove_blocks(catalog: Catalog, state: NamespaceState, keys: bytes | None, purge: Purge) -> list[Node]:

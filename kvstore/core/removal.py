@@ -81,8 +81,8 @@ class Removal:
     def _forget_unread(self, *, everything: bool) -> None:
         """Delete frames that this start could not read: a later one would return them."""
         unread, space = self._catalog.unread, self._state.fingerprint
-        for place in unread.take_all(space) if everything else unread.take_blocks(space, self._keys):
-            self._catalog.graves.bury(place, space)
+        places = unread.take_all(space) if everything else unread.take_blocks(space, self._keys)
+        self._catalog.graves.bury_all(dict.fromkeys(places, space))
 
     def _forget_copies(self, *, everything: bool) -> list[Node]:
         """Delete frames on SSD that hold a deleted block, also those whose blocks left the index before."""

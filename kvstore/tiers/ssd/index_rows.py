@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from kvstore.tiers.base import FrameKind, SliceTouch
+from kvstore.tiers.base import FrameHeader, FrameKind, FrameLocation, SliceTouch
 from kvstore.tiers.ssd.format import ID_BYTES
 from kvstore.types import HASH_BYTES, BlockHash, Fingerprint
 
@@ -43,6 +43,17 @@ class FrameRow(NamedTuple):
     key_check: int = 0
     touched_at: float = 0.0
     """Kept as a touch, not in the row."""
+
+
+def row_of_header(
+    header: FrameHeader, location: FrameLocation, *, key_id: int = 0, key_check: int = 0
+) -> FrameRow:
+    """Return the row of a frame that lies at `location`."""
+    return FrameRow(
+        location.offset, header.kind, location.header_bytes, location.length_bytes, header.namespace,
+        header.parent, header.keys, tuple(part.index for part in header.parts), header.retention_class,
+        header.written_at, header.provenance, key_id, key_check, header.touched_at,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

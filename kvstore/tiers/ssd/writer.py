@@ -23,7 +23,7 @@ from kvstore.tiers.ssd.directory import DataDirectory
 from kvstore.tiers.ssd.format import KEY_NONE, SegmentHeader, encode_frame, encode_seal, encode_segment
 from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.index import Growth
-from kvstore.tiers.ssd.index_rows import FrameRow
+from kvstore.tiers.ssd.index_rows import FrameRow, row_of_header
 from kvstore.tiers.ssd.queue import QueuedFrame, WriteQueue
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
 from kvstore.tiers.ssd.tails import Tails
@@ -431,10 +431,5 @@ class SegmentWriter:
 
 
 def _row(item: QueuedFrame) -> FrameRow:
-    header, location = item.frame.header, item.location
-    assert location is not None
-    return FrameRow(
-        location.offset, header.kind, location.header_bytes, location.length_bytes, header.namespace,
-        header.parent, header.keys, tuple(part.index for part in header.parts), header.retention_class,
-        header.written_at, header.provenance, item.key_id, item.key_check, header.touched_at,
-    )  # fmt: skip
+    assert item.location is not None
+    return row_of_header(item.frame.header, item.location, key_id=item.key_id, key_check=item.key_check)
