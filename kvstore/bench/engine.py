@@ -6,7 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import torch
@@ -150,8 +150,7 @@ def _ask(engine: Engine, prompt: tuple[int, ...], *, new: int = 1, save: bool = 
     return engine.submit(request).result()
 
 
-@contextmanager
-def _engine(model: Model, client: Client | None, *, tokens: int) -> Iterator[Engine]:
+def _engine(model: Model, client: Client | None, *, tokens: int) -> closing[Engine]:
     block_bytes = BLOCK_TOKENS * model.config.row_width * 4 * model.config.layers
     pages = tokens // BLOCK_TOKENS + 4
     options = EngineOptions(
@@ -160,11 +159,7 @@ def _engine(model: Model, client: Client | None, *, tokens: int) -> Iterator[Eng
         match_seconds=PATIENCE_SECONDS,
         threads=1,
     )
-    engine = build_engine(model, client, options)
-    try:
-        yield engine
-    finally:
-        engine.close()
+    return closing(build_engine(model, client, options))
 
 
 def _sizes(model: Model) -> ModelSizes:

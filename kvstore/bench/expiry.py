@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import secrets
 import statistics
 import threading
 import time
@@ -150,7 +151,9 @@ class Store:
     def opened(cls, directory: Path, shared_memory: Path) -> Iterator[Store]:
         """Lend a store on a directory."""
         with ExitStack() as stack:
-            arena = HostArena.create(shared_memory, total_bytes=ARENA_BYTES, arena_id=1, boot_id=1)
+            arena = HostArena.create(
+                shared_memory, total_bytes=ARENA_BYTES, arena_id=secrets.randbits(63) + 1, boot_id=1
+            )
             stack.callback(arena.close)
             clock = AheadClock()
             tier = SsdTier(

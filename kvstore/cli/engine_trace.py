@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,6 +54,11 @@ class Measured:
     with_store_seconds: float
     without_store_seconds: float
     is_same_answer: bool
+
+    @property
+    def hit(self) -> int:
+        """Tokens that were found, in any tier."""
+        return sum(self.hits.values())
 
 
 def trace(
@@ -128,7 +133,7 @@ def _measure(
     chosen: Sequence[TraceRequest], simulated: Sequence[int], block_tokens: int, new: int, file: Path
 ) -> Iterator[Measured]:
     from kvstore.engine.admission import SUFFIX_TOKENS_MIN
-    from kvstore.engine.assembly import EngineOptions, load_model
+    from kvstore.engine.assembly import EngineOptions, build_engine, load_model
     from kvstore.engine.request import Request
 
     options = EngineOptions(block_tokens=block_tokens, match_seconds=PATIENCE_SECONDS, threads=1)
@@ -154,8 +159,8 @@ def _measure(
                 save_answer=False,  # the trace brings its own history
             )
             answer = pair.submit(request).result()
-            with _engine(loaded, options, like=costs_of) as alone:
-                plain = alone.submit(request).result()
+            with closing(build_engine(loaded, None, options, costs=costs_of.costs)) as alone:
+                plain = alone.submit(request).result()  # an empty pool, and no store
             yield Measured(
                 len(prompt),
                 hit,
@@ -185,37 +190,22 @@ def _apart(
         workers = []
         for number in range(PREFILL_WORKERS + 1):
             client = stack.enter_context(Client(daemon.address))
-            engine = build_engine(model, client, options, costs=first.costs if first else None)
-            stack.callback(engine.close)
+            costs = first.costs if first else None
+            engine = stack.enter_context(closing(build_engine(model, client, options, costs=costs)))
             first = first or engine
             path = directory / f"{number}.sock"
             server = WorkerServer(engine, path, flushes=number < PREFILL_WORKERS)
-            stack.callback(server.close)
+            stack.enter_context(closing(server))
             workers.append(RemoteWorker(path))
         assert first is not None
         yield PrefillDecode(workers[:PREFILL_WORKERS], workers[PREFILL_WORKERS:]), first
 
 
-@contextmanager
-def _engine(model: Model, options: EngineOptions, *, like: Engine) -> Iterator[Engine]:
-    """Lend an engine without a store and with an empty pool."""
-    from kvstore.engine.assembly import build_engine
-
-    engine = build_engine(model, None, options, costs=like.costs)
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
 def _tell(results: Sequence[Measured], *, is_json: bool) -> bool:
     """Show what was measured; say whether every hit was the simulator's and every answer the same."""
     tokens = sum(one.tokens for one in results)
-    hit, simulated = (
-        sum(sum(one.hits.values()) for one in results),
-        sum(one.simulated_hit for one in results),
-    )
-    wrong = [one for one in results if sum(one.hits.values()) != one.simulated_hit]
+    hit, simulated = sum(one.hit for one in results), sum(one.simulated_hit for one in results)
+    wrong = [one for one in results if one.hit != one.simulated_hit]
     other = [one for one in results if not one.is_same_answer]
     warm = [one for one in results if one.simulated_hit]
     speed_up = statistics.median(
@@ -239,7 +229,7 @@ def _tell(results: Sequence[Measured], *, is_json: bool) -> bool:
         [
             [
                 count_text(one.tokens),
-                count_text(sum(one.hits.values())),
+                count_text(one.hit),
                 count_text(one.simulated_hit),
                 ", ".join(f"{tier} {count_text(count)}" for tier, count in one.hits.items()),
                 duration_text(one.with_store_seconds),

@@ -11,11 +11,10 @@ import typer
 from rich.text import Text
 
 from kvstore.cli.output import Sheet, bytes_text, count_text, plain
-from kvstore.errors import InvalidArgument
+from kvstore.cli.picture import picture
 
 ROWS_MAX = 24
 BAR_CELLS = 30
-SUFFIXES = (".png", ".svg", ".pdf")
 Sums = dict[str, float]
 
 HoursOption = Annotated[int, typer.Option("--hours", metavar="N", min=1, max=2208, help="How far to look.")]
@@ -76,30 +75,18 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
 
     Errors: InvalidArgument on a suffix that is none of .png, .svg, .pdf, or without matplotlib.
     """
-    if path.suffix not in SUFFIXES:
-        raise InvalidArgument(f"--plot {path}: the name must end in {', '.join(SUFFIXES)}")
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise InvalidArgument("--plot needs matplotlib: pip install 'tiered-kvstore[plan]'") from error
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
-    stretches = _stretches(document, 1)
-    below = [0.0] * len(stretches)
-    most = max(sums["bytes"] for sums in stretches.values())
-    unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
-    for name in _names(document):
-        sizes = [sums[name] / size for sums in stretches.values()]
-        axes.bar(list(stretches), sizes, width=1.0, align="edge", bottom=below, label=name)
-        below = [a + b for a, b in zip(below, sizes, strict=True)]
-    axes.set_xlabel("hours from now")
-    axes.set_ylabel(f"expires, {unit} an hour")
-    axes.set_title("What expires when, if nothing is touched again")
-    axes.margins(x=0)
-    axes.grid(axis="y", alpha=0.25)
-    if _names(document):
-        axes.legend()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    with picture(path, title="What expires when, if nothing is touched again") as axes:
+        stretches = _stretches(document, 1)
+        below = [0.0] * len(stretches)
+        most = max(sums["bytes"] for sums in stretches.values())
+        unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
+        for name in _names(document):
+            sizes = [sums[name] / size for sums in stretches.values()]
+            axes.bar(list(stretches), sizes, width=1.0, align="edge", bottom=below, label=name)
+            below = [a + b for a, b in zip(below, sizes, strict=True)]
+        axes.set_xlabel("hours from now")
+        axes.set_ylabel(f"expires, {unit} an hour")
+        axes.margins(x=0)
+        axes.grid(axis="y", alpha=0.25)
+        if _names(document):
+            axes.legend()

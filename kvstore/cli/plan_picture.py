@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kvstore.cli.output import duration_text
-from kvstore.errors import InvalidArgument
+from kvstore.cli.picture import picture
 from kvstore.trace.planner import Point
 
-SUFFIXES = (".png", ".svg", ".pdf")
 HIT_COLOUR, SIZE_COLOUR, KNEE_COLOUR = "#1f5fa8", "#c2571a", "#444444"
 
 
@@ -22,56 +20,40 @@ def draw(
 
     Errors: InvalidArgument on a suffix that is none of .png, .svg, .pdf, or without matplotlib.
     """
-    pyplot = pyplot_for(path)
-    figure, hits = pyplot.subplots(figsize=(9, 5), layout="constrained")
-    places = range(len(points))
-    rates = [100 * point.token_hit_rate for point in points]
-    unit = block_bytes / 2**30 if block_bytes else 1.0
-    sizes = [point.resident_blocks_mean * unit for point in points]
-    hits.plot(places, rates, "o-", color=HIT_COLOUR, linewidth=2)
-    for place, rate in zip(places, rates, strict=True):
-        hits.annotate(
-            f"{rate:.1f}", (place, rate), (0, 7), textcoords="offset points", ha="center", color=HIT_COLOUR
-        )
-    hits.set_ylabel("hit rate, % of input tokens", color=HIT_COLOUR)
-    hits.set_ylim(max(0.0, min(rates) - 12), min(100.0, max(rates) + 10))
-    hits.set_xticks(list(places), [_tick(point.ttl_seconds) for point in points])
-    hits.set_xlabel(f"TTL since the {since}")
-    hits.grid(axis="y", alpha=0.25)
-    size = hits.twinx()
-    size.bar(places, sizes, width=0.5, color=SIZE_COLOUR, alpha=0.25)
-    size.set_yscale("log")
-    size.set_ylabel("resident, mean, " + ("GiB" if block_bytes else "blocks"), color=SIZE_COLOUR)
-    hits.set_zorder(size.get_zorder() + 1)
-    hits.patch.set_visible(False)
-    if knee is not None:
-        hits.axvline(knee, color=KNEE_COLOUR, linestyle="--", linewidth=1)
-        hits.annotate(
-            f"knee: {_tick(points[knee].ttl_seconds)}",
-            (knee, hits.get_ylim()[0]),
-            (6, 8),
-            textcoords="offset points",
-        )
-    hits.set_title(title)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-
-
-def pyplot_for(path: Path) -> Any:
-    """Return matplotlib's pyplot, for a picture that goes to a file.
-
-    Errors: InvalidArgument on a suffix that is none of .png, .svg, .pdf, or without matplotlib.
-    """
-    if path.suffix not in SUFFIXES:
-        raise InvalidArgument(f"--plot {path}: the name must end in {', '.join(SUFFIXES)}")
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise InvalidArgument("--plot needs matplotlib: pip install 'tiered-kvstore[plan]'") from error
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
+    with picture(path, title=title) as hits:
+        places = range(len(points))
+        rates = [100 * point.token_hit_rate for point in points]
+        unit = block_bytes / 2**30 if block_bytes else 1.0
+        sizes = [point.resident_blocks_mean * unit for point in points]
+        hits.plot(places, rates, "o-", color=HIT_COLOUR, linewidth=2)
+        for place, rate in zip(places, rates, strict=True):
+            hits.annotate(
+                f"{rate:.1f}",
+                (place, rate),
+                (0, 7),
+                textcoords="offset points",
+                ha="center",
+                color=HIT_COLOUR,
+            )
+        hits.set_ylabel("hit rate, % of input tokens", color=HIT_COLOUR)
+        hits.set_ylim(max(0.0, min(rates) - 12), min(100.0, max(rates) + 10))
+        hits.set_xticks(list(places), [_tick(point.ttl_seconds) for point in points])
+        hits.set_xlabel(f"TTL since the {since}")
+        hits.grid(axis="y", alpha=0.25)
+        size = hits.twinx()
+        size.bar(places, sizes, width=0.5, color=SIZE_COLOUR, alpha=0.25)
+        size.set_yscale("log")
+        size.set_ylabel("resident, mean, " + ("GiB" if block_bytes else "blocks"), color=SIZE_COLOUR)
+        hits.set_zorder(size.get_zorder() + 1)
+        hits.patch.set_visible(False)
+        if knee is not None:
+            hits.axvline(knee, color=KNEE_COLOUR, linestyle="--", linewidth=1)
+            hits.annotate(
+                f"knee: {_tick(points[knee].ttl_seconds)}",
+                (knee, hits.get_ylim()[0]),
+                (6, 8),
+                textcoords="offset points",
+            )
 
 
 def _tick(ttl_seconds: float) -> str:

@@ -17,6 +17,7 @@ from kvstore.engine.request import Answer, Request
 from kvstore.engine.worker import RemoteWorker, Worker
 from tests.e2e.served import Home
 
+Working = tuple[subprocess.Popen[str], RemoteWorker]
 SECONDS = 120
 COSTS = StepCosts(step=1e-3, row=0.02, seen=1e-8)
 """Slow on purpose: a load is given up when computing would be as fast."""
@@ -36,9 +37,7 @@ def engine(model: Model, home: Home | None, options: EngineOptions) -> Iterator[
 
 
 @contextmanager
-def worker(
-    home: Home, model: str | Path, role: str, *, pool: str = "4MiB"
-) -> Iterator[tuple[subprocess.Popen[str], RemoteWorker]]:
+def worker(home: Home, model: str | Path, role: str, *, pool: str = "4MiB") -> Iterator[Working]:
     """Lend a worker as a process of its own."""
     socket = home.root / f"{role}.sock"
     command = [sys.executable, "-m", "kvstore.cli.main", "engine", "serve-worker", str(socket)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import pytest
 from kvstore.engine.assembly import EngineOptions
 from kvstore.engine.model import Model
 from kvstore.engine.pair import PrefillDecode
-from kvstore.engine.request import Request
+from kvstore.engine.request import Answer, Request
 from kvstore.engine.scheduler import Budget
-from tests.e2e.engine_setup import SECONDS, ask, engine, worker
+from tests.e2e.engine_setup import SECONDS, Working, ask, engine, worker
 from tests.e2e.served import Home, Served
 from tests.support.engine_models import engine_model, tiny_gemma, tiny_llama_pair, write_gguf
 from tests.support.tiny_model import tokens
@@ -39,20 +40,29 @@ def home() -> Iterator[Home]:
     home.remove()
 
 
+@contextmanager
+def two_workers(home: Home, folder: Path, *, new: int) -> Iterator[tuple[Answer, Working, Working]]:
+    """Lend a prefill and a decode worker of a tiny model over a daemon, and the answer to PROMPT of an engine
+    that is alone.
+    """
+    theirs, own = tiny_llama_pair()
+    write_gguf(theirs, folder / "tiny.gguf")
+    with engine(own, None, OPTIONS) as alone:
+        expected = ask(alone, PROMPT, new)
+    with (
+        Served(home),
+        worker(home, folder / "tiny.gguf", "prefill") as prefill,
+        worker(home, folder / "tiny.gguf", "decode") as decode,
+    ):
+        yield expected, prefill, decode
+
+
 @pytest.mark.slow
 def test_prefill_and_decode_are_processes_that_meet_in_the_daemon(home: Home, tmp_path: Path) -> None:
     """Killing either loses no request: who is left does both."""
-    theirs, own = tiny_llama_pair()
-    write_gguf(theirs, tmp_path / "tiny.gguf")
-    with engine(own, None, OPTIONS) as alone:
-        expected = ask(alone, PROMPT, NEW)
     request = Request(prompt=PROMPT, max_new_tokens=NEW)
     told: list[int] = []
-    with (
-        Served(home),
-        worker(home, tmp_path / "tiny.gguf", "prefill") as (first, prefill),
-        worker(home, tmp_path / "tiny.gguf", "decode") as (_, decode),
-    ):
+    with two_workers(home, tmp_path, new=NEW) as (expected, (first, prefill), (_, decode)):
         pair = PrefillDecode([prefill], [decode])
         answer = pair.submit(request, on_token=told.append).result(timeout=SECONDS)
         handed = prefill.submit(Request(prompt=OTHER, max_new_tokens=1)).result(timeout=SECONDS)
@@ -67,16 +77,8 @@ def test_prefill_and_decode_are_processes_that_meet_in_the_daemon(home: Home, tm
 @pytest.mark.slow
 def test_a_decode_worker_that_dies_in_an_answer_loses_none_of_it(home: Home, tmp_path: Path) -> None:
     """The other worker says the rest, and no token twice."""
-    theirs, own = tiny_llama_pair()
-    write_gguf(theirs, tmp_path / "tiny.gguf")
-    with engine(own, None, OPTIONS) as alone:
-        expected = ask(alone, PROMPT, LONG)
     told: list[int] = []
-    with (
-        Served(home),
-        worker(home, tmp_path / "tiny.gguf", "prefill") as (_, prefill),
-        worker(home, tmp_path / "tiny.gguf", "decode") as (dying, decode),
-    ):
+    with two_workers(home, tmp_path, new=LONG) as (expected, (_, prefill), (dying, decode)):
 
         def tell(token: int) -> None:
             told.append(token)
