@@ -7,7 +7,6 @@ receives into the buffer where the bytes are wanted.
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from lmcache.utils import CacheEngineKey
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.protocol import ClientCommand, ClientMetaMessage, ServerMetaMessage, ServerReturnCode
 
-from scripts.peers.work import serve
+from scripts.peers.work import free_port, running, serve
 
 START_SECONDS = 60.0
 
@@ -86,16 +85,9 @@ def _message(command: ClientCommand, name: str, length: int) -> bytes:
 
 def main() -> None:
     blocks, block_bytes = map(int, sys.argv[1:3])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "lmcache.v1.server", "127.0.0.1", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
+    port = free_port()
+    with running([sys.executable, "-m", "lmcache.v1.server", "127.0.0.1", str(port)]):
         serve(LmCache(port), blocks=blocks, block_bytes=block_bytes)
-    finally:
-        server.terminate()
-        server.wait()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from typing import Any
 
 from mooncake.store import MooncakeDistributedStore
 
-from scripts.peers.work import serve
+from scripts.peers.work import free_port, running, serve
 
 MEMORY_BYTES = 512 << 20
 BUFFER_BYTES = 256 << 20
@@ -68,19 +67,12 @@ def connect(master: str, *, memory_bytes: int) -> MooncakeDistributedStore:
     store = MooncakeDistributedStore()
     end = time.monotonic() + START_SECONDS
     while code := store.setup(
-        f"127.0.0.1:{_free_port()}", "P2PHANDSHAKE", memory_bytes, BUFFER_BYTES, "tcp", "", master
+        f"127.0.0.1:{free_port()}", "P2PHANDSHAKE", memory_bytes, BUFFER_BYTES, "tcp", "", master
     ):
         if time.monotonic() > end:
             raise ConnectionError(f"setup: code {code}")
         time.sleep(0.5)
     return store
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def lend(master: str) -> None:
@@ -96,15 +88,11 @@ def main() -> None:
         lend(sys.argv[2])
         return
     blocks, block_bytes = map(int, sys.argv[1:3])
-    port = _free_port()
+    port = free_port()
     master = f"127.0.0.1:{port}"
-    options = [f"--rpc_port={port}", f"--metrics_port={_free_port()}"]
+    options = [f"--rpc_port={port}", f"--metrics_port={free_port()}"]
     with contextlib.ExitStack() as stack:
-        server = subprocess.Popen(
-            [os.environ["PEER_PROGRAM"], *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        stack.callback(server.wait)
-        stack.callback(server.terminate)
+        stack.enter_context(running([os.environ["PEER_PROGRAM"], *options]))
         command = [sys.executable, "-m", "scripts.peers.mooncake_worker", "lend", master]
         lender = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import redis
 
-from scripts.peers.work import serve
+from scripts.peers.work import running, serve
 
 START_SECONDS = 20.0
 
@@ -51,24 +50,10 @@ def main() -> None:
     blocks, block_bytes = map(int, sys.argv[1:3])
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder, "redis.sock")
-        options = [
-            "--port",
-            "0",
-            "--unixsocket",
-            str(socket),
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-            "--dir",
-            folder,
-        ]
-        server = subprocess.Popen([os.environ["PEER_PROGRAM"], *options], stdout=subprocess.DEVNULL)
-        try:
+        options = ["--port", "0", "--unixsocket", str(socket), "--dir", folder]
+        options += ["--save", "", "--appendonly", "no"]
+        with running([os.environ["PEER_PROGRAM"], *options]):
             serve(Redis(socket), blocks=blocks, block_bytes=block_bytes)
-        finally:
-            server.terminate()
-            server.wait()
 
 
 if __name__ == "__main__":

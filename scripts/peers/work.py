@@ -7,12 +7,35 @@ A worker runs in its peer's own environment, with numpy beside it. It answers ea
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
+
+
+def free_port() -> int:
+    """Return a TCP port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running(command: Sequence[str]) -> Iterator[None]:
+    """Run a peer's server while the body lasts; what it prints is of no interest."""
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        server.terminate()
+        server.wait()
 
 
 class Peer(Protocol):
