@@ -13,11 +13,11 @@ from kvstore.core.writeback import WriteBack
 
 SWEEP_NODES = 64
 SWEEP_EXPIRED = 1
-SWEEP_STEPS = 64
+CENSUS_STEPS, SWEEP_STEPS = 4, 64
 STEPS_MAX = 256
 """Of a turn, each under the lock for about as long as a match takes: who matches meanwhile waits for one.
-The first SWEEP_STEPS look at host memory, and of SWEEP_NODES that one looks at SWEEP_EXPIRED at most give up
-their slots.
+The first CENSUS_STEPS measure what lives on SSD, the next SWEEP_STEPS look at host memory, and of SWEEP_NODES
+that one looks at SWEEP_EXPIRED at most give up their slots.
 """
 LOSSES_EVERY_SECONDS = 1.0
 RETRY_EVERY_SECONDS = 5.0
@@ -62,17 +62,20 @@ class Housekeeping:
         if monotonic >= self._losses_due:
             self._losses_due = monotonic + LOSSES_EVERY_SECONDS
             self._writeback.take_losses()
-        self._reclaim.look_around(now)
-        self._steps = STEPS_MAX
+        self._steps = 0
 
     def step(self, *, monotonic: float, now: float) -> bool:
         """Do a little of what expiry asks for; says whether there is more to do in this turn."""
-        self._steps -= 1
+        self._steps += 1
+        if self._steps <= CENSUS_STEPS:
+            self._reclaim.look_around(now)
+            return True
         # One pass a turn is enough: a store of few nodes is not looked through again and again.
-        if self._steps >= STEPS_MAX - SWEEP_STEPS and (self._sweep or self._steps == STEPS_MAX - 1):
+        swept = self._steps - CENSUS_STEPS
+        if swept == 1 or (swept <= SWEEP_STEPS and self._sweep):
             self._sweep_nodes(now)
             return True
-        return self._reclaim.step(now, monotonic=monotonic) and self._steps > 0
+        return self._reclaim.step(now, monotonic=monotonic) and self._steps < STEPS_MAX
 
     def _retry(self, monotonic: float) -> None:
         if monotonic >= self._retry_due:

@@ -25,7 +25,7 @@ LOOK_EVERY_SECONDS = 1.0
 FAILED_SECONDS = 60.0
 STEP_FRAMES = 1
 STEP_SEGMENTS = 128
-CENSUS_FRAMES = 64
+CENSUS_FRAMES = 16
 
 
 class Reclaim:
@@ -101,7 +101,7 @@ class Reclaim:
             return
         if self._tier is None or not self._moves.is_idle or monotonic < self._moves_due:
             return
-        sizes = {info.segment: info.bytes for info in self._tier.segments() if info.sealed}
+        sizes = self._tier.sealed_bytes()
         found = [
             (segment.living_bytes / max(sizes[segment.number], segment.bytes), segment.number)
             for segment in self._catalog.segments

@@ -133,7 +133,7 @@ class WriteBack:
         if excess <= 0:
             return
         now = self._catalog.retention.now()
-        sizes = {info.segment: info.bytes for info in self._tier.segments() if info.sealed}
+        sizes = self._tier.sealed_bytes()
         while excess > 0:
             victim = self._catalog.segments.victim(
                 among=sizes, measure=lambda segment: self._census.measure(segment, now)

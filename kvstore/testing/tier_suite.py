@@ -130,6 +130,7 @@ class TierSuite:
         assert usage.used_bytes >= location.length_bytes
         assert usage.used_bytes == sum(info.bytes for info in tier.segments())
         assert usage.segments == len(tier.segments()) == 1
+        assert tier.sealed_bytes() == {info.segment: info.bytes for info in tier.segments() if info.sealed}
 
     def test_frames_are_found_again(self, tmp_path: Path) -> None:
         if not self.keeps_frames:

@@ -324,6 +324,10 @@ class Tier(Protocol):
         """Return the present segments."""
         ...
 
+    def sealed_bytes(self) -> dict[int, int]:
+        """Return how many bytes each present segment takes that nothing is appended to any more."""
+        ...
+
     def written(self) -> list[WrittenBytes]:
         """Return what was written by day and class, earlier processes included, the oldest day first."""
         ...

@@ -173,6 +173,10 @@ class VirtualSsd:
             for s in self._segments.values()
         ]
 
+    def sealed_bytes(self) -> dict[int, int]:
+        """Return how many bytes each present segment takes that nothing is appended to any more."""
+        return {s.number: s.bytes for s in self._segments.values() if self._open.get(s.bucket) is not s}
+
     def written(self) -> list[WrittenBytes]:
         """Return nothing: a simulation counts its writes as a whole."""
         return []

@@ -195,6 +195,9 @@ class DictTier:
         newest = max(frames, default=0)
         return [SegmentInfo(s, "", "", n * PAGE_BYTES, n, s != newest, 0.0) for s, n in frames.items()]
 
+    def sealed_bytes(self) -> dict[int, int]:
+        return {info.segment: info.bytes for info in self.segments() if info.sealed}
+
     def written(self) -> list[WrittenBytes]:
         return []
 

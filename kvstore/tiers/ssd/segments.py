@@ -164,6 +164,11 @@ class SegmentTable:
                 for number, state in sorted(self._states.items())
             ]
 
+    def sealed_bytes(self) -> dict[int, int]:
+        """Return how many bytes each sealed segment takes: nothing more, as the core asks under its lock."""
+        with self._lock:
+            return {number: s.allocated_bytes for number, s in self._states.items() if s.sealed}
+
     def __len__(self) -> int:
         with self._lock:
             return len(self._states)

@@ -364,6 +364,10 @@ class SsdTier:
         """Return the present segments."""
         return self._table.infos()
 
+    def sealed_bytes(self) -> dict[int, int]:
+        """Return how many bytes each present segment takes that nothing is appended to any more."""
+        return self._table.sealed_bytes()
+
     def healthy(self) -> TierHealth:
         """Return the present health."""
         running = self._running
