@@ -1,7 +1,8 @@
 """Copies blocks between the arena and a caller's buffers, and checks or takes their digests on the way.
 
-Each block is digested right after its own copy, while it is in cache: a second pass over memory would cost
-more than the copy.
+Blocks are digested right after their own copy, while they are in cache: a second pass over memory would cost
+more than the copy. Yet many are copied in one call: threads that meet at the interpreter after every block
+wait for each other longer than a copy takes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import itertools
 import operator
 import os
-import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -27,13 +27,12 @@ from kvstore.rows import (
     Buffer,
     Bytes,
     Rows,
-    columns,
     copy_bytes,
     copy_pieces,
     copy_rows,
-    digest_pieces,
+    digests_of,
+    near_blocks,
     new_stage,
-    segment_cuts,
     trimmed,
 )
 from kvstore.types import DIGEST_BYTES, PAGE_BYTES, MissReason
@@ -144,9 +143,9 @@ def digest_images(part: Part, images: Sequence[memoryview], lengths: U32Array) -
     rows = [np.frombuffer(image, np.uint8).reshape(-1, part.stride_bytes) for image in images]
     if (count := sum(map(len, rows))) != len(lengths):
         raise InvalidArgument(f"digest of part {part.index}: images of {count} slots, {len(lengths)} lengths")
-    cuts = segment_cuts(part)
-    pieces = itertools.chain.from_iterable(columns(block, cuts) for block in rows)
-    return b"".join(map(digest_pieces, trimmed(pieces, cuts, lengths)))
+    ends = list(itertools.accumulate(map(len, rows)))
+    shares = zip(rows, [0, *ends], ends, strict=False)
+    return b"".join(digests_of(part, block, lengths[start:stop]) for block, start, stop in shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,43 +209,48 @@ class _Copy:
 
     def plain(self, start: int, stop: int) -> None:
         """Copy blocks [start, stop), one call per run of contiguous slots."""
-        runs = self._runs(start, stop)
-        if self.rows.lengths is not None or 2 * len(runs) > stop - start:
-            copy = self._copy()
-            for source, target in self._steps(start, stop):
-                copy(source, target)
-            return
         is_layered = len(self.rows.arrays) > 1
         step = max(1, LAYERED_BYTES // self.part.stride_bytes) if is_layered else self.count
-        for stretch in self._stretches(runs, start, step):
-            self._plain_run(*stretch)
+        for _ in self._copied_stretches(start, stop, step):
+            pass
+
+    def _copied_stretches(self, start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+        """Copy blocks [start, stop), at most `step` at a time; yield the begin and end of what was copied."""
+        runs = self._runs(start, stop)
+        if self.rows.lengths is not None or 2 * len(runs) > stop - start:
+            copy, steps = self._copy(), self._steps(start, stop)
+            for begin in range(start, stop, step):
+                end = min(begin + step, stop)
+                for source, target in itertools.islice(steps, end - begin):
+                    copy(source, target)
+                yield begin, end
+            return
+        for first, begin, end in runs:
+            yield from self._copied_run(first, start + begin, start + end, step)
 
     def checked(self, digests: bytes, start: int, stop: int) -> int:
         """Copy blocks [start, stop), check each, and return the index of the first wrong one, else `stop`."""
-        digest, size = self.rows.digest(), self.digest_bytes
-        wanted = struct.iter_unpack(f"{size}s", digests[start * size : stop * size])
-        index = start
-        for block, (want,) in zip(self._copied(start, stop), wanted, strict=True):
-            if digest(block) != want:
-                return index
-            index += 1
+        size, index = self.digest_bytes, start
+        for found in self._copied(start, stop):
+            wanted = digests[index * size : index * size + len(found)]
+            if found != wanted:
+                wrong = next(at for at, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
+                return index + wrong // size
+            index += len(found) // size
         return stop
 
     def digesting(self, start: int, stop: int) -> bytes:
         """Copy blocks [start, stop) and return the digests of the caller's side."""
-        return b"".join(map(self.rows.digest(), self._copied(start, stop)))
+        return b"".join(self._copied(start, stop))
 
-    def _copied(self, start: int, stop: int) -> Iterator[Block]:
-        """Copy block after block and yield each for digesting while it is in cache: the caller's own, or the
-        stage that stands between its pieces and the slot.
+    def _copied(self, start: int, stop: int) -> Iterator[bytes]:
+        """Copy a few blocks at a time and yield their packed digests, taken while they are in cache: of the
+        caller's own, or of the stage that stands between its pieces and the slot.
         """
         rows = self.rows
         if rows.are_records:
-            copy = self._copy()
-            steps, blocks = self._steps(start, stop), rows.digested(start, stop)
-            for (source, target), block in zip(steps, blocks, strict=True):
-                copy(source, target)
-                yield block
+            for begin, end in self._copied_stretches(start, stop, near_blocks(self.part)):
+                yield rows.digests(begin, end)
             return
         stage = new_stage(self.part, stop - start)
         for begin in range(start, stop, len(stage)):
@@ -258,27 +262,25 @@ class _Copy:
             slots.plain(0, end - begin)
             if not self.inward:
                 rows.scatter(begin, end, stage)
-            yield from staged.digested(0, end - begin)
+            yield staged.digests(0, end - begin)
 
     def _runs(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         return self.arena.runs(self.slots[start:stop], stride_pages=self.part.stride_pages)
 
-    def _stretches(
-        self, runs: Iterable[tuple[int, int, int]], start: int, step: int
-    ) -> Iterator[tuple[int, int, int]]:
-        """Yield (first slot, begin, end) of at most `step` blocks each; the runs count from `start`."""
-        for first, begin, end in runs:
-            for low in range(begin, end, step):
-                slot = first + (low - begin) * self.part.stride_pages
-                yield slot, start + low, start + min(low + step, end)
-
-    def _plain_run(self, first_slot: int, start: int, stop: int) -> None:
-        """Copy blocks [start, stop), whose slots are contiguous from `first_slot` on."""
+    def _copied_run(self, first_slot: int, start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+        """Copy blocks [start, stop), whose slots are contiguous from `first_slot` on; yield as above."""
         begin, count, stride = first_slot * PAGE_BYTES, stop - start, self.part.stride_bytes
         slots = self.memory[begin : begin + count * stride].reshape(count, stride)
-        for array, (offset, length) in zip(self.rows.arrays, self.rows.cuts, strict=True):
-            mine, theirs = array[start:stop], slots[:, offset : offset + length]
-            copy_rows(*((mine, theirs) if self.inward else (theirs, mine)))
+        pairs = [
+            (array[start:stop], slots[:, offset : offset + length])
+            for array, (offset, length) in zip(self.rows.arrays, self.rows.cuts, strict=True)
+        ]
+        for low in range(0, count, step):
+            high = min(low + step, count)
+            for mine, theirs in pairs:
+                source, target = (mine, theirs) if self.inward else (theirs, mine)
+                copy_rows(source[low:high], target[low:high])
+            yield start + low, start + high
 
     def _steps(self, start: int, stop: int) -> Iterator[tuple[Block, Block]]:
         """Yield (source, target) of each block."""

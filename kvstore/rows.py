@@ -26,10 +26,9 @@ some finer layer ranges, in order; every segment must begin with an array. Rows 
 Cut = tuple[int, int]
 """Offset and length within a record."""
 Block = Bytes | tuple[Bytes, ...]
-Digest = Callable[[Block], bytes]
 
-STAGE_BYTES = 2 << 20
-"""Blocks in pieces are put together this much at a time before they are digested."""
+NEAR_BYTES = 2 << 20
+"""Copied, or put together, at a time before it is digested: few calls, and still in cache."""
 THIN_BYTES = 4096
 """A ufunc's loop costs more than memmove for rows below this."""
 
@@ -84,18 +83,10 @@ class Rows:
         pieces = zip(*(array[start:stop] for array in self.arrays), strict=True)
         return pieces if self.lengths is None else trimmed(pieces, self.cuts, self.lengths[start:stop])
 
-    def digested(self, start: int, stop: int) -> Iterable[Block]:
-        """Yield each of some records as `digest` wants it."""
-        cuts = segment_cuts(self.part)
-        if self.lengths is None and len(cuts) == 1:
-            return self.arrays[0][start:stop]
-        pieces = columns(self.arrays[0][start:stop], cuts)
-        return pieces if self.lengths is None else trimmed(pieces, cuts, self.lengths[start:stop])
-
-    def digest(self) -> Digest:
-        """Return what makes the packed digests of a block that `digested` yields."""
-        is_one = self.lengths is None and len(self.part.segments) == 1
-        return cast("Digest", _digest_bytes if is_one else digest_pieces)
+    def digests(self, start: int, stop: int) -> bytes:
+        """Return the packed digests of blocks [start, stop), which are records."""
+        lengths = None if self.lengths is None else self.lengths[start:stop]
+        return digests_of(self.part, self.arrays[0][start:stop], lengths)
 
     def staged(self, start: int, stop: int, stage: Bytes) -> Rows:
         """Return rows of a stage [>= blocks, bytes_max] that stand for blocks [start, stop)."""
@@ -134,7 +125,12 @@ def copy_pieces(source: tuple[Bytes, ...], target: tuple[Bytes, ...]) -> None:
 
 def new_stage(part: Part, blocks: int) -> Bytes:
     """Return a stage for some blocks, few enough to stay near. Shapes: [<= blocks, bytes_max]."""
-    return np.empty((max(1, min(blocks, STAGE_BYTES // part.bytes_max)), part.bytes_max), np.uint8)
+    return np.empty((max(1, min(blocks, near_blocks(part))), part.bytes_max), np.uint8)
+
+
+def near_blocks(part: Part) -> int:
+    """Return how many blocks are few enough to stay near."""
+    return max(1, NEAR_BYTES // part.bytes_max)
 
 
 def digest_rows(part: Part, buffer: Buffer, lengths: U32Array) -> bytes:
@@ -144,15 +140,14 @@ def digest_rows(part: Part, buffer: Buffer, lengths: U32Array) -> bytes:
     Errors: as `Rows.of`.
     """
     rows, count = Rows.of(part, buffer, lengths=lengths), len(lengths)
-    digest = rows.digest()
     if rows.are_records:
-        return b"".join(map(digest, rows.digested(0, count)))
+        return rows.digests(0, count)
     stage = new_stage(part, count)
     found: list[bytes] = []
     for start in range(0, count, len(stage)):
         stop = min(start + len(stage), count)
         rows.gather(start, stop, stage)
-        found += map(digest, rows.staged(start, stop, stage).digested(0, stop - start))
+        found.append(rows.staged(start, stop, stage).digests(0, stop - start))
     return b"".join(found)
 
 
@@ -204,6 +199,13 @@ def trimmed(
         yield tuple([piece[: max(0, length - offset)] for piece, offset in zip(block, offsets, strict=True)])
 
 
-def digest_pieces(pieces: tuple[Bytes, ...]) -> bytes:
-    """Return the packed digests of a block's segments."""
-    return b"".join(map(_digest_bytes, pieces))
+def digests_of(part: Part, records: Bytes, lengths: U32Array | None) -> bytes:
+    """Return the packed digests of records, without a step of Python for each: threads would queue for it.
+
+    Shapes: records [n, >= bytes_max]; lengths u32[n], None when all are full; digests 16 x segments x n.
+    """
+    cuts = segment_cuts(part)
+    blocks = columns(records, cuts)
+    if lengths is not None:
+        blocks = trimmed(blocks, cuts, lengths)
+    return b"".join(map(_digest_bytes, itertools.chain.from_iterable(blocks)))

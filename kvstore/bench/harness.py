@@ -20,6 +20,7 @@ from kvstore.cli.child import ChildDaemon
 Action = Callable[[], float]
 """Does the thing once and returns the seconds that count; what it prepares or clears away does not."""
 ROUNDS, ROUNDS_QUICK, WARM_UP_ROUNDS = 15, 5, 2
+TOUCH_SECONDS_MAX = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Bench:
         with self.scratch() as directory:
             self.tell("starting a daemon")
             with ChildDaemon(directory, arena_bytes=arena_bytes, settings=everything) as child:
+                child.wait_touched(deadline_seconds=TOUCH_SECONDS_MAX)
                 yield child
 
     @contextmanager

@@ -17,6 +17,7 @@ from kvstore.errors import KVStoreError, TierUnavailable
 
 POLL_SECONDS = 0.02
 LOG_LINES_SHOWN = 5
+ARENA_TOUCHED = b"arena touched"
 
 
 class ChildDaemon:
@@ -83,6 +84,17 @@ class ChildDaemon:
                     raise TierUnavailable(f"the daemon did not start: {self._log_tail()}")
                 time.sleep(POLL_SECONDS)
         return time.monotonic() - began
+
+    def wait_touched(self, *, deadline_seconds: float) -> bool:
+        """Wait until the arena's memory is there; says whether it is. Until then the daemon makes huge pages
+        beside whatever else it does.
+        """
+        end = time.monotonic() + deadline_seconds
+        while ARENA_TOUCHED not in self.log.read_bytes():
+            if time.monotonic() > end:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
 
     def stop(self, *, deadline_seconds: float = 30.0) -> None:
         """Let it drain and end; killed when it does not. Idempotent."""

@@ -43,7 +43,7 @@ def _steps_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "SPLIT_BYTES_MIN", 1)
     monkeypatch.setattr(copying, "STRETCH_BYTES", 5 * PAGE_BYTES)
     monkeypatch.setattr(copying, "LAYERED_BYTES", 3 * PAGE_BYTES)
-    monkeypatch.setattr(rows, "STAGE_BYTES", 2 * PAGE_BYTES)
+    monkeypatch.setattr(rows, "NEAR_BYTES", 2 * PAGE_BYTES)
 
 
 def part_of(widths: list[int]) -> Part:
@@ -238,7 +238,7 @@ def test_large_blocks_through_two_threads(tmp_path: Path, monkeypatch: pytest.Mo
         workers.add(threading.current_thread().name)
         return spy(source, target)
 
-    monkeypatch.setattr(copying, "copy_bytes", noted)
+    monkeypatch.setattr(rows, "copy_bytes", noted)
     into = stored.buffer()
     assert stored.read(into, threads=1) == CopiedOut(34)
     assert workers == {threading.current_thread().name}, "one thread means the caller's"
