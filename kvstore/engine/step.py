@@ -121,10 +121,9 @@ class Step:
         for one in arriving:
             if one.load is None:
                 continue
-            if not one.load.has(stage):
-                begun = self._clock.monotonic()
-                one.load.wait(stage, seconds=LATE_SECONDS)
-                one.usage.load_wait_seconds += self._clock.monotonic() - begun
+            begun = self._clock.monotonic()
+            one.load.wait(stage, seconds=LATE_SECONDS)
+            one.usage.load_wait_seconds += self._clock.monotonic() - begun
             if layer == 0 and self._pool.windows is not None:
                 # A load that failed leaves rows of the right shape: what is computed with them is void.
                 one.window.rows = (one.load.window or self._blank(one)).copy().rows
