@@ -126,13 +126,16 @@ class Loader:
                 if load.window is None:
                     good, reason = 0, MissReason.PART_MISSING
             copies = self._pool.copies()
-            for stage in range(len(self._pool.stages) if good else 0):
-                come, mark = self._stage(load, stage, copies, deadline)
+            for stage in range(len(self._pool.stages)):
+                if not good:
+                    break
+                come, mark = self._stage(load, stage, load.pages[:good], copies, deadline)
                 tiers = tuple(run for one in come for run in one.tiers)
                 if (there := sum(one.blocks for one in come)) < good:
+                    # Of the later stages just these blocks are wanted; nobody waits for them any more.
                     good, reason = there, come[-1].reason or MissReason.EVICTED
-                    break
-                load.arrive(mark)
+                elif reason is None:
+                    load.arrive(mark)
             copies.finish()
         except Exception:  # the store failing never fails a request; what broke is in the log
             _log.exception("event=engine_load_failed")
@@ -151,13 +154,13 @@ class Loader:
         return form.unpack(record, tokens=load.boundary * self._pool.block_tokens)
 
     def _stage(
-        self, load: Load, stage: int, copies: InPlace, deadline: float
+        self, load: Load, stage: int, pages: Sequence[int], copies: InPlace, deadline: float
     ) -> tuple[list[Fetched], Mark | None]:
         """Fetch a stage, a stretch of neighbouring pages at a time, up to a block that does not come."""
         come: list[Fetched] = []
         mark: Mark | None = None
-        for start, stop in neighbours(load.pages):
-            views = self._pool.views(stage, load.pages[start:stop])
+        for start, stop in neighbours(pages):
+            views = self._pool.views(stage, pages[start:stop])
             fetched = self._store.fetch(
                 load.match,
                 {stage: copies.staging(views)},
