@@ -27,12 +27,13 @@ COSTS = StepCosts(step=1e-3, row=0.02, seen=1e-8)
 
 @contextmanager
 def engine(
-    model: Model, home: Home | None, options: EngineOptions, *, slow: Tier | None = None
+    model: Model, home: Home | None, options: EngineOptions, *, slow: Sequence[Tier] = ()
 ) -> Iterator[Engine]:
-    """Lend a fresh engine: nothing in its pool. Its client knows of one tier that it is `slow`."""
+    """Lend a fresh engine: nothing in its pool. Its client knows of some tiers that they are `slow`."""
     client = Client(home.address) if home is not None else None
-    if client is not None and slow is not None:
-        client.speeds.note([TierRun(slow, 1)], block_bytes=1, seconds=1.0)
+    if client is not None:
+        for tier in slow:
+            client.speeds.note([TierRun(tier, 1)], block_bytes=1, seconds=1.0)
     built = build_engine(model, client, options, costs=COSTS)
     try:
         yield built

@@ -124,12 +124,12 @@ def test_what_would_come_slower_than_it_is_computed_is_not_loaded(home: Home, ha
         expected = ask(cold, PROMPT, NEW)
         cold.flush()
     with Served(home):
-        with engine(model, home, OPTIONS, slow=Tier.SSD) as slow:
-            none = ask(slow, PROMPT, NEW)
         with engine(model, home, OPTIONS) as fast:
             ask(fast, PROMPT[:80], 1)  # brings its blocks to host memory
-        with engine(model, home, OPTIONS, slow=Tier.SSD) as slow:
+        with engine(model, home, OPTIONS, slow=(Tier.SSD,)) as slow:
             part = ask(slow, PROMPT, NEW)
+        with engine(model, home, OPTIONS, slow=(Tier.HOST, Tier.SSD)) as slow:
+            none = ask(slow, PROMPT, NEW)
         with engine(model, home, OPTIONS) as fast:
             every = ask(fast, PROMPT, NEW)
     assert none.ids == part.ids == every.ids == expected.ids

@@ -20,7 +20,7 @@ FIRST = 2
 
 
 class Store:
-    """Fills block b of stage s with one byte that tells both; of a stage it has the blocks before its limit."""
+    """Fills a block with one byte that tells it and its stage; of some stages it lacks the last blocks."""
 
     def __init__(self, limits: dict[int, int]) -> None:
         self.limits = limits
