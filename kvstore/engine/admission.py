@@ -84,14 +84,14 @@ class Admission:
         False: it cannot run now, since somebody else fills the same blocks, or there is no room for them.
         """
         keys = one.keys_of(0, self.usable(one))
-        held = self._hbm.match(keys, retention_class=one.request.retention_class)
+        held = self._match(one, self.usable(one))
         found = one.lookup.result() if one.lookup is not None else None
         there, window = self._resume(keys, len(held.pages))
         goal = self._goal(one, found, there) if found is not None else 0
         if goal > there:
             recompute = self._recompute_seconds(there, goal)
             there = min(goal, len(held.pages))
-            claimed = self._claim(one, there, goal) if goal > there else None
+            claimed = self.claim(one, there, goal) if goal > there else None
             if isinstance(claimed, PutOutcome):
                 self._hbm.release(held, used=0)
                 return claimed is PutOutcome.DUPLICATE and self.admit(one)
@@ -131,12 +131,16 @@ class Admission:
             one.worth = min(goal, self._store.worth(found, first=there, block_recompute_seconds=pace).blocks)
         return one.worth if one.worth == goal or self._checkpoints is None else 0
 
-    def _claim(self, one: Running, first: int, stop: int) -> Claimed | PutOutcome:
+    def claim(self, one: Running, first: int, stop: int) -> Claimed | PutOutcome:
+        """Take pages for blocks [first, stop) of a sequence, all of them or none; else say why not."""
         return self._hbm.claim(
             one.parent(first, self._root),
             one.keys_of(first, stop),
             retention_class=one.request.retention_class,
         )
+
+    def _match(self, one: Running, blocks: int) -> Held:
+        return self._hbm.match(one.keys_of(0, blocks), retention_class=one.request.retention_class)
 
     def _start_load(
         self, one: Running, found: Match, first: int, claimed: Claimed | None, *, recompute_seconds: float
@@ -182,7 +186,7 @@ class Admission:
         """Hold the first `blocks` blocks of a sequence, now that they are published."""
         before, one.held = one.held, NOTHING
         if blocks:
-            one.held = self._hbm.match(one.keys_of(0, blocks), retention_class=one.request.retention_class)
+            one.held = self._match(one, blocks)
         self._hbm.release(before)
 
     def catch_up(self, one: Running) -> bool:
@@ -191,7 +195,7 @@ class Admission:
         """
         if self._checkpoints is not None:
             return False
-        now = self._hbm.match(one.keys_of(0, self.usable(one)), retention_class=one.request.retention_class)
+        now = self._match(one, self.usable(one))
         gained = len(now.pages) - len(one.held.pages)
         if gained <= 0:
             self._hbm.release(now, used=0)
@@ -211,9 +215,7 @@ class Admission:
 
     def hold(self, one: Running) -> Held:
         """Hold a sequence's published blocks once more, for somebody who outlives it."""
-        return self._hbm.match(
-            one.keys_of(0, len(one.held.pages)), retention_class=one.request.retention_class
-        )
+        return self._match(one, len(one.held.pages))
 
     def let_go(self, one: Running) -> None:
         """Give back what a sequence holds; a load under way is waited for, since it writes into its pages."""
