@@ -169,8 +169,10 @@ class Loads:
                     entering[load] = None
                 load.waiters[waiter] = load.waiters.get(waiter, 0) + 1
                 joined += 1
-        queue = self._urgent if urgent else self._ahead
-        enter(list(entering), queue, session=session, sweep_bytes=self._limits.sweep_bytes)
+        if urgent:
+            enter(list(entering), self._urgent, session=session, sweep_bytes=self._limits.sweep_bytes)
+        else:  # nobody computes with a part of a block: no more of them is begun than the tier reads
+            enter(list(entering), self._ahead, session=session, sweep_bytes=0)
         return joined
 
     def _covering(

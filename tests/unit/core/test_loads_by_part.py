@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.api import MatchRequest, Progress
 from kvstore.core.limits import Limits
-from kvstore.types import MissReason, ReleaseOutcome
+from kvstore.types import MissReason, ReleaseOutcome, Tier
 from tests.support.driver import check_extents, namespace, put
 from tests.support.integrity import check_integrity
 from tests.unit.core.rig import Rig
@@ -44,6 +44,15 @@ def test_a_part_of_all_blocks_comes_before_the_next_one() -> None:
     assert places(news) == expected
     assert [progress.done for progress in news] == [False] * (len(news) - 1) + [True]
     assert sum(check_extents(rig.ladder, rig.space, keys, p.extents) for p in news) == PARTS * BLOCKS
+    check_integrity(rig.ladder)
+
+
+def test_a_prefetch_brings_block_after_block() -> None:
+    rig, keys = stored()
+    rig.ladder.prefetch(rig.space.fingerprint, keys, deadline_seconds=60.0)
+    rig.tier.run(PARTS)
+    found = rig.match(keys, load=False)
+    assert [(run.tier, run.count) for run in found.tiers] == [(Tier.HOST, 2), (Tier.SSD, BLOCKS - 2)]
     check_integrity(rig.ladder)
 
 
