@@ -126,17 +126,19 @@ class Loader:
                 if load.window is None:
                     good, reason = 0, MissReason.PART_MISSING
             copies = self._pool.copies()
-            for stage in range(len(self._pool.stages)):
-                if not good:
-                    break
-                come, mark = self._stage(load, stage, load.pages[:good], copies, deadline)
-                tiers = tuple(run for one in come for run in one.tiers)
-                if (there := sum(one.blocks for one in come)) < good:
-                    # Of the later stages just these blocks are wanted; nobody waits for them any more.
-                    good, reason = there, come[-1].reason or MissReason.EVICTED
-                elif reason is None:
-                    load.arrive(mark)
-            copies.finish()
+            try:
+                for stage in range(len(self._pool.stages)):
+                    if not good:
+                        break
+                    come, mark = self._stage(load, stage, load.pages[:good], copies, deadline)
+                    tiers = tuple(run for one in come for run in one.tiers)
+                    if (there := sum(one.blocks for one in come)) < good:
+                        # Of the later stages just these blocks are wanted; nobody waits for them any more.
+                        good, reason = there, come[-1].reason or MissReason.EVICTED
+                    elif reason is None:
+                        load.arrive(mark)
+            finally:  # also when it fails: nobody else gets the pages before
+                copies.finish()
         except Exception:  # the store failing never fails a request; what broke is in the log
             _log.exception("event=engine_load_failed")
             good, reason = 0, MissReason.TIER_DOWN

@@ -46,7 +46,6 @@ class Saver:
         self._hbm = hbm
         self._queue: queue.Queue[Save | None] = queue.Queue(QUEUE_MAX)
         self.dropped = 0
-        self.stored_blocks = 0
         self._thread = threading.Thread(target=self._run, name="engine-save", daemon=True)
         self._thread.start()
 
@@ -95,7 +94,6 @@ class Saver:
                 source,
                 retention_class=save.retention_class,
             )
-            self.stored_blocks += put.stored
             if put.present < stop - first:
                 return False  # what follows would be an orphan
         return True
