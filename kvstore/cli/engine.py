@@ -22,9 +22,9 @@ from kvstore.errors import InvalidArgument
 from kvstore.quantities import parse_bytes
 
 if TYPE_CHECKING:
+    from kvstore.cli.engine_text import GgufCodec
     from kvstore.engine.engine import Engine
     from kvstore.engine.request import Answer, Usage
-    from kvstore.engine.text import Codec
     from kvstore.engine.worker import Worker
 
 app = typer.Typer(
@@ -291,8 +291,8 @@ def _engine(choices: Choices) -> Iterator[Engine]:
             client.close()
 
 
-def _codec(model: str) -> Codec:
-    from kvstore.engine.text import GgufCodec
+def _codec(model: str) -> GgufCodec:
+    from kvstore.cli.engine_text import GgufCodec
     from kvstore.models import find_model
 
     return GgufCodec.read(find_model(model))
@@ -315,7 +315,7 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _teller(codec: Codec | None, *, is_silent: bool) -> Any:
+def _teller(codec: GgufCodec | None, *, is_silent: bool) -> Any:
     """Return what prints an answer as it comes; a character may take more than one token."""
     ids: list[int] = []
     shown = 0

@@ -22,6 +22,7 @@ class Loading:
         self._layout = layout
         self._changed = threading.Condition()
         self._events: list[pb.ProgressEvent] = []
+        self._read: list[Progress] = []
         self._over = False
 
     def put(self, event: pb.ProgressEvent | None) -> None:
@@ -41,11 +42,10 @@ class Loading:
         """
         with self._changed:
             self._changed.wait_for(lambda: len(self._events) > position, seconds)
-            events = self._events[position:]
-        if not events:
-            return None
-        news = joined([progress_from_wire(event, self._layout) for event in events])
-        return news, position + len(events)
+            for event in self._events[len(self._read) :]:  # read once, however often it is asked for
+                self._read.append(progress_from_wire(event, self._layout))
+            news = self._read[position:]
+        return (joined(news), position + len(news)) if news else None
 
     @property
     def over(self) -> bool:

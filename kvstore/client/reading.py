@@ -170,7 +170,9 @@ def _block_bytes(layout: Layout, parts: Iterable[int]) -> int:
 def worth(namespace: OpenNamespace, found: Match, *, first: int, block_recompute_seconds: float) -> Choice:
     """Decide how much of a match to load, and count the decision."""
     speeds, layout = namespace.client.speeds, namespace.layout
-    size = _block_bytes(layout, found.parts or layout.required_parts)
+    # Of side parts only a few blocks have anything.
+    required = set(layout.required_parts)
+    size = _block_bytes(layout, required & set(found.parts or required) or required)
     choice = choose(
         found.tiers,
         first=first,

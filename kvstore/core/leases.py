@@ -7,7 +7,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-from kvstore.api import MatchAnswer, MatchRequest, Progress, TierRun
+import numpy as np
+
+from kvstore.api import Extent, MatchAnswer, MatchRequest, Progress, TierRun
 from kvstore.core.asked import Asked, AskedFor
 from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.limits import Limits
@@ -15,7 +17,7 @@ from kvstore.core.loads import Load, Loads
 from kvstore.core.matching import Found, Item, extents, tier_runs
 from kvstore.core.shares import Share
 from kvstore.errors import InvalidArgument, LeaseExpired, Overloaded
-from kvstore.types import HASH_BYTES, LEASE_SECONDS_MAX, MissReason, ReleaseOutcome, Tier
+from kvstore.types import DIGEST_BYTES, HASH_BYTES, LEASE_SECONDS_MAX, MissReason, ReleaseOutcome, Tier
 
 OnProgress = Callable[[Progress], None]
 DEADLINES_SLACK = 1024
@@ -62,8 +64,14 @@ class Lease:
         self.listeners: list[OnProgress] = []
         self._table = table
 
+    def arrived(self, load: Load, position: int) -> None:
+        """A part of a load came back: pass it on."""
+        self._table.tell(self, self._table.arriving(self, load, position))
+
     def loaded(self, load: Load, good: int, reason: MissReason | None) -> None:
-        """A load came back: pass on what is readable now, or shorten the lease."""
+        """A load came back: pass on what is readable now, unless each part was when it came, or shorten the
+        lease.
+        """
         self.waiting -= 1
         fresh: list[Item] = []
         for item in self.all_items:
@@ -72,11 +80,11 @@ class Lease:
             begin = max(item.start, load.start)
             end = min(item.start + item.count, load.start + load.count)
             ready = min(end, load.start + good)
-            if ready > begin:
+            if ready > begin and len(load.frame.parts) == 1:
                 fresh.append(Item(item.frame, begin, ready - begin, item.first + begin - item.start))
             if end > max(begin, ready) and reason is not None:
                 self._shorten(item.first + max(begin, ready) - item.start, reason)
-        self._table.tell(self, fresh)
+        self._table.tell(self, extents(fresh, parts=self.parts, limit=self.limit))
 
     def _shorten(self, limit: int, reason: MissReason) -> None:
         if limit < self.limit:
@@ -179,12 +187,13 @@ class LeaseTable:
         """Start to bring what is not resident to host, also what was found bad there since."""
         if lease.waiting:
             return
-        for item in lease.all_items:
-            count = min(item.count, lease.limit - item.first)
-            if count > 0:
-                lease.waiting += self._loads.want(
-                    item.frame, item.start, count, lease, urgent=True, session=lease.session
-                )
+        within = [(item, min(item.count, lease.limit - item.first)) for item in lease.all_items]
+        lease.waiting = self._loads.want(
+            [(item.frame, item.start, count) for item, count in within if count > 0],
+            lease,
+            urgent=True,
+            session=lease.session,
+        )
 
     def answer(self, lease: Lease, *, monotonic: float) -> MatchAnswer:
         """Return the reply to the match that took this lease."""
@@ -197,8 +206,40 @@ class LeaseTable:
             lease_seconds=lease.deadline - monotonic,
             tiers=lease.tiers,
             ready=ready,
-            extents=extents(lease.all_items, parts=lease.parts, limit=lease.limit),
+            extents=self._readable(lease),
         )
+
+    def _readable(self, lease: Lease) -> tuple[Extent, ...]:
+        """Return what lies in host memory, and what has come of loads that are not over."""
+        found = extents(lease.all_items, parts=lease.parts, limit=lease.limit)
+        for load in {id(one): one for i in lease.all_items for one in i.frame.loads.values()}.values():
+            for position in load.results if lease in load.waiters else ():
+                found += self.arriving(lease, load, position)
+        return found
+
+    def arriving(self, lease: Lease, load: Load, position: int) -> tuple[Extent, ...]:
+        """Return where the blocks of a lease lie that one part of a load has brought."""
+        part, result = load.frame.parts[position], load.results[position]
+        if lease.parts and part.index not in lease.parts:
+            return ()
+        width = DIGEST_BYTES * len(part.segments)
+        found: list[Extent] = []
+        for item in lease.all_items:
+            begin = max(item.start, load.start) - load.start
+            end = min(item.start + min(item.count, lease.limit - item.first) - load.start, result.good)
+            if item.frame is load.frame and end > begin:
+                slots = load.slots[position][begin:end]
+                found.append(
+                    Extent(
+                        part.index,
+                        item.first + load.start + begin - item.start,
+                        slots,
+                        self._catalog.memory.generations[slots],
+                        np.frombuffer(result.lengths, np.uint32)[begin:end],
+                        result.digests[begin * width : end * width],
+                    )
+                )
+        return tuple(found)
 
     @staticmethod
     def _is_ready(lease: Lease) -> bool:
@@ -219,19 +260,17 @@ class LeaseTable:
         self.load(lease)
         if lease.waiting and on_progress is not None:
             lease.listeners.append(on_progress)
-        resident = extents(lease.all_items, parts=lease.parts, limit=lease.limit)
-        return Progress(number, resident, not lease.waiting, lease.limit, lease.reason)
+        return Progress(number, self._readable(lease), not lease.waiting, lease.limit, lease.reason)
 
     def listen(self, lease: Lease, on_progress: OnProgress | None) -> None:
         """Promise news to a listener."""
         if on_progress is not None and lease.waiting:
             lease.listeners.append(on_progress)
 
-    def tell(self, lease: Lease, fresh: list[Item]) -> None:
+    def tell(self, lease: Lease, news: tuple[Extent, ...]) -> None:
         """Send news of a lease to its listeners, once the lock is released."""
         done = not lease.waiting
-        if lease.listeners and (fresh or done):
-            news = extents(fresh, parts=lease.parts, limit=lease.limit)
+        if lease.listeners and (news or done):
             progress = Progress(lease.number, news, done, lease.limit, lease.reason)
             for listener in lease.listeners:
                 self._catalog.plan.calls.append(_call(listener, progress))

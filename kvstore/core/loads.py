@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,15 +21,22 @@ from kvstore.types import DIGEST_BYTES, HASH_BYTES, MissReason, key_at
 class Waiter(Protocol):
     """Somebody who wants blocks of a frame: a lease or a prefetch."""
 
+    def arrived(self, load: Load, position: int) -> None:
+        """One of several parts of the load can be read; the others are on their way."""
+        ...
+
     def loaded(self, load: Load, good: int, reason: MissReason | None) -> None:
         """The first `good` blocks of the load are resident; `reason` says what stopped the rest."""
         ...
 
 
 class Load:
-    """One read of consecutive blocks of a frame into fresh slots, shared by all who wait for them."""
+    """Consecutive blocks of a frame on their way into fresh slots, shared by all who wait for them; each part
+    is a read of its own.
+    """
 
     __slots__ = (
+        "asked",
         "count",
         "frame",
         "overdue",
@@ -49,29 +56,65 @@ class Load:
         self.count = count
         self.waiters: dict[Waiter, int] = {}  # how many of a waiter's stretches wait for this load
         self.session = session
-        self.queue: FairQueue[Load] | None = None
+        self.queue: FairQueue[Turn] | None = None
         self.slots: tuple[U32Array, ...] = ()
-        self.results: list[ReadResult] = []
+        self.results: dict[int, ReadResult] = {}  # by position of the part
+        self.asked = 0
+        """Parts whose reads have been submitted; those of the others wait in the queue, or were given up."""
         self.pending = 0
         self.since = 0.0
         self.overdue = False
 
     @property
     def submitted(self) -> bool:
-        """Say whether the read is under way."""
+        """Say whether it has slots: reads of it are under way, or have been."""
         return bool(self.slots)
 
-    def enter(self, queue: FairQueue[Load], *, session: int) -> None:
-        """Wait in a queue, in the turn of a session, and no longer where it waited before."""
-        self.quit()
-        self.queue, self.session = queue, session
-        queue.append(self, session=session)
+    @property
+    def is_over(self) -> bool:
+        """Say whether nothing of it is under way or will be."""
+        return not self.pending and self.queue is None
+
+    @property
+    def has_unqueued_reads(self) -> bool:
+        """Say whether it is new, or reads of it were given up because nobody waited for them."""
+        return self.queue is None and self.asked < len(self.frame.parts)
 
     def quit(self) -> None:
         """Wait no more."""
         if self.queue is not None:
-            self.queue.remove(self, session=self.session)
+            for position in range(self.asked, len(self.frame.parts)):
+                self.queue.remove((self, position), session=self.session)
             self.queue = None
+
+
+Turn = tuple[Load, int]
+"""The read of one part of a load, by the part's position."""
+
+
+def enter(loads: Sequence[Load], queue: FairQueue[Turn], *, session: int, sweep_bytes: int) -> None:
+    """Let loads wait in a queue, in the turn of a session, and no longer where they waited before. Part by
+    part, so that the first layers of all blocks come first, within sweeps of so many bytes.
+    """
+    sweep: list[Load] = []
+    size = 0
+    for load in loads:
+        load.quit()
+        load.queue, load.session = queue, session
+        mine = load.count * load.frame.block_stride_bytes
+        if sweep and size + mine > sweep_bytes:
+            _queue(sweep, queue, session)
+            sweep, size = [], 0
+        sweep.append(load)
+        size += mine
+    _queue(sweep, queue, session)
+
+
+def _queue(sweep: Sequence[Load], queue: FairQueue[Turn], session: int) -> None:
+    for position in range(max((len(load.frame.parts) for load in sweep), default=0)):
+        for load in sweep:
+            if load.asked <= position < len(load.frame.parts):
+                queue.append((load, position), session=session)
 
 
 class Loads:
@@ -82,16 +125,17 @@ class Loads:
     def __init__(self, catalog: Catalog, limits: Limits) -> None:
         self._catalog = catalog
         self._limits = limits
-        self._urgent: FairQueue[Load] = FairQueue()
-        self._ahead: FairQueue[Load] = FairQueue()
+        self._urgent: FairQueue[Turn] = FairQueue()
+        self._ahead: FairQueue[Turn] = FairQueue()
         self._under_way: dict[Load, None] = {}
-        self._overdue = 0
+        self._reading = 0
+        """Reads that the tier has at hand, those aside that are overdue."""
         self._has_progress = False
         self._progress_at = 0.0
 
     @property
     def in_flight(self) -> int:
-        """Loads that the tier has at hand."""
+        """Loads that the tier has something of at hand."""
         return len(self._under_way)
 
     def check(self, session: int) -> None:
@@ -105,36 +149,45 @@ class Loads:
 
     def want(
         self,
-        frame: Frame,
-        start: int,
-        count: int,
+        stretches: Iterable[tuple[Frame, int, int]],
         waiter: Waiter,
         *,
         urgent: bool,
         session: int = NO_SESSION,
     ) -> int:
-        """Make blocks [start, start + count) come to host, joining loads that are under way; returns how
-        many loads it waits for.
+        """Make blocks [start, start + count) of frames come to host, joining loads that are under way;
+        returns how many loads the waiter waits for.
         """
-        mask = frame.resident(start, count)
-        if mask.all():
-            return 0
-        joined, index = 0, start
-        per_load = max(1, self._limits.load_bytes // frame.block_stride_bytes)
-        while index < start + count:
+        entering: dict[Load, None] = {}
+        joined = 0
+        for frame, start, count in stretches:
+            mask = frame.resident(start, count)
+            if mask.all():
+                continue
+            for load in self._covering(frame, start, mask):
+                if load.has_unqueued_reads or (urgent and self._hurries(load, session)):
+                    entering[load] = None
+                load.waiters[waiter] = load.waiters.get(waiter, 0) + 1
+                joined += 1
+        if urgent:
+            enter(list(entering), self._urgent, session=session, sweep_bytes=self._limits.sweep_bytes)
+        else:  # nobody computes with a part of a block: no more of them is begun than the tier reads
+            enter(list(entering), self._ahead, session=session, sweep_bytes=0)
+        return joined
+
+    def _covering(
+        self, frame: Frame, start: int, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    ) -> Iterator[Load]:
+        """Yield the loads of what of a stretch is not resident, new ones where there are none."""
+        per_load = max(1, self._limits.load_bytes // max(part.stride_bytes for part in frame.parts))
+        index = start
+        while index < start + len(mask):
             if mask[index - start]:
                 index += 1
                 continue
-            load = frame.loads.get(index)
-            if load is None:
-                load = self._new_load(frame, index, start, mask, per_load)
-                load.enter(self._urgent if urgent else self._ahead, session=session)
-            elif urgent and self._hurries(load, session):
-                load.enter(self._urgent, session=session)
-            load.waiters[waiter] = load.waiters.get(waiter, 0) + 1
-            joined += 1
+            load = frame.loads.get(index) or self._new_load(frame, index, start, mask, per_load)
+            yield load
             index = load.start + load.count
-        return joined
 
     def _hurries(self, load: Load, session: int) -> bool:
         """Say whether a load gets its turn sooner in the queue of a session that asks for it as well."""
@@ -172,28 +225,49 @@ class Loads:
 
         `among` are the loads that it can be waiting for, by default all.
         """
-        for load in list(dict.fromkeys((*self._urgent, *self._ahead) if among is None else among)):
+        for load in self._queued() if among is None else list(dict.fromkeys(among)):
             if load.queue is not None and load.waiters.pop(waiter, 0) and not load.waiters:
                 load.quit()
-                self._close(load)
+                if not load.submitted:
+                    self._close(load)
+                elif load.is_over:
+                    self._finished(load)
 
-    def next(self) -> list[tuple[Load, list[FrameRead]]]:
-        """Return loads to submit now, slots in hand; those without room fail as throttled."""
-        ready: list[tuple[Load, list[FrameRead]]] = []
-        room = self._limits.loads_in_flight_max + self._overdue
-        while (self._urgent or self._ahead) and self.in_flight < room:
-            load = (self._urgent or self._ahead).popleft()
-            load.queue = None
+    def _queued(self) -> list[Load]:
+        return list(dict.fromkeys(load for load, _ in (*self._urgent, *self._ahead)))
+
+    def next(self) -> list[tuple[Load, int, FrameRead]]:
+        """Return reads to submit now, slots in hand; loads without room fail as throttled."""
+        ready: list[tuple[Load, int, FrameRead]] = []
+        while (self._urgent or self._ahead) and self._reading < self._limits.loads_in_flight_max:
+            load, position = (self._urgent or self._ahead).popleft()
+            load.asked += 1
+            if load.asked == len(load.frame.parts):
+                load.queue = None
             if load.frame.dead or load.frame.location is None:
                 key = key_at(load.frame.keys, load.start)
-                self._finish(load, 0, self._catalog.ledger.reason(key, space=load.frame.fingerprint))
-            elif not self._allocate(load):
-                self._finish(load, 0, MissReason.THROTTLED)
+                reason = self._catalog.ledger.reason(key, space=load.frame.fingerprint)
+                self._give_up(load, reason)
+            elif not load.submitted and not self._allocate(load):
+                self._give_up(load, MissReason.THROTTLED)
             else:
                 self._has_progress |= not self._under_way  # waiting begins with the first of them
                 self._under_way[load] = None
-                ready.append((load, self._reads(load)))
+                self._reading += not load.overdue
+                load.pending += 1
+                load.since = 0.0
+                ready.append((load, position, self._read(load, position)))
         return ready
+
+    def _give_up(self, load: Load, reason: MissReason) -> None:
+        """End a load that cannot go on; what the tier has at hand of it comes to nothing."""
+        load.quit()
+        if load.pending:
+            self._tell(load, 0, reason)
+        elif load.submitted:
+            self._finished(load, reason)
+        else:
+            self._finish(load, 0, reason)
 
     def _allocate(self, load: Load) -> bool:
         slots: list[U32Array] = []
@@ -206,23 +280,18 @@ class Loads:
         load.slots = tuple(slots)
         return True
 
-    def _reads(self, load: Load) -> list[FrameRead]:
-        frame = load.frame
+    def _read(self, load: Load, position: int) -> FrameRead:
+        frame, part = load.frame, load.frame.parts[position]
         assert frame.location is not None
-        keys = frame.keys[load.start * HASH_BYTES : (load.start + load.count) * HASH_BYTES]
-        load.pending = len(frame.parts)
-        return [
-            FrameRead(
-                frame.location,
-                frame.count,
-                frame.parts,
-                position,
-                load.start,
-                keys,
-                self._catalog.memory.images(load.slots[position], stride_pages=part.stride_pages),
-            )
-            for position, part in enumerate(frame.parts)
-        ]
+        return FrameRead(
+            frame.location,
+            frame.count,
+            frame.parts,
+            position,
+            load.start,
+            frame.keys[load.start * HASH_BYTES : (load.start + load.count) * HASH_BYTES],
+            self._catalog.memory.images(load.slots[position], stride_pages=part.stride_pages),
+        )
 
     def expire(self, monotonic: float) -> None:
         """Nobody waits for ever: a load that is overdue ends for its waiters as tier_down, and so do all that
@@ -234,22 +303,37 @@ class Loads:
             self._has_progress, self._progress_at = False, monotonic
         for load in self._under_way:
             load.since = load.since or monotonic
-            if monotonic - load.since >= self._limits.load_seconds_max:
-                self._overdue += not load.overdue
+            if load.pending and monotonic - load.since >= self._limits.load_seconds_max:
+                if not load.overdue:
+                    self._reading -= load.pending
                 load.overdue = True
+                load.quit()
                 self._tell(load, 0, MissReason.TIER_DOWN)
         if monotonic - self._progress_at >= self._limits.load_seconds_max:
-            for load in dict.fromkeys((*self._urgent, *self._ahead)):
-                load.quit()
-                self._finish(load, 0, MissReason.TIER_DOWN)
+            for load in self._queued():
+                self._give_up(load, MissReason.TIER_DOWN)
 
-    def finished(self, load: Load, results: Sequence[ReadResult]) -> None:
-        """Install what arrived intact and tell the waiters; drop what did not."""
-        del self._under_way[load]
-        self._overdue -= load.overdue
+    def came(self, load: Load, position: int, result: ReadResult) -> None:
+        """Take what became of a read in; its load is over with the last of them."""
+        load.pending -= 1
+        load.since = 0.0
+        self._reading -= not load.overdue
         self._has_progress = True
+        load.results[position] = result
+        if len(load.frame.parts) > 1 and result.good:
+            for waiter in load.waiters:
+                waiter.arrived(load, position)
+        if load.is_over:
+            self._finished(load)
+
+    def _finished(self, load: Load, stopped: MissReason | None = None) -> None:
+        """Install what arrived intact in all parts and tell the waiters; drop what did not."""
+        del self._under_way[load]
+        results = [load.results[position] for position in sorted(load.results)]
         worst = min(results, key=lambda result: result.good)
         good, reason = worst.good, worst.reason if worst.good < load.count else None
+        if len(results) < len(load.frame.parts):
+            good, reason = 0, stopped or MissReason.EVICTED
         if load.frame.dead:
             good, reason = 0, MissReason.DELETED
         self._install(load, results, good)
@@ -295,5 +379,5 @@ class Loads:
 
     @property
     def queued(self) -> int:
-        """Loads that wait for their turn."""
+        """Reads that wait for their turn."""
         return len(self._urgent) + len(self._ahead)

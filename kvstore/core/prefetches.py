@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from kvstore.api import NO_SESSION, PrefetchAnswer
 from kvstore.core.limits import Limits
 from kvstore.core.loads import Load, Loads
@@ -24,6 +26,9 @@ class Prefetch:
         self.tenant = tenant
         self.deadline = deadline
         self.waiting = 0
+
+    def arrived(self, load: Load, position: int) -> None:
+        """A prefetch waits for whole blocks."""
 
     def loaded(self, load: Load, good: int, reason: MissReason | None) -> None:
         """A load came back, well or not: a prefetch promises nothing."""
@@ -62,14 +67,14 @@ class PrefetchTable:
         self._share.check(session)
         deadline = monotonic + deadline_seconds
         prefetch = Prefetch(self._new_number(), deadline=deadline, tenant=tenant, session=session)
-        resident = 0
-        for item in found.items + found.side:
-            mask = item.frame.resident(item.start, item.count)
-            resident += int(mask.sum()) if item in found.items else 0
-            if not mask.all():
-                prefetch.waiting += self._loads.want(
-                    item.frame, item.start, item.count, prefetch, urgent=False
-                )
+        resident = sum(
+            int(np.count_nonzero(item.frame.resident(item.start, item.count))) for item in found.items
+        )
+        prefetch.waiting = self._loads.want(
+            [(item.frame, item.start, item.count) for item in found.items + found.side],
+            prefetch,
+            urgent=False,
+        )
         if prefetch.waiting:
             self._living[prefetch.number] = prefetch
             self._share.take(session)

@@ -14,7 +14,7 @@ from kvstore.core.loads import Load, Loads
 from kvstore.core.moves import Moves
 from kvstore.core.retention import Retention
 from kvstore.core.writeback import WriteBack, frame_bytes
-from kvstore.tiers.base import FrameRead, ReadResult, Tier, WriteResult
+from kvstore.tiers.base import ReadResult, Tier, WriteResult
 from kvstore.types import MissReason
 
 Decision = Callable[[], AbstractContextManager[None]]
@@ -73,19 +73,13 @@ class ReadPump:
             ready = self._loads.next()
         if not ready:
             return
-        reads: list[FrameRead] = [read for _, group in ready for read in group]
-        futures = iter(self._tier.read_into(reads))
-        for load, group in ready:
-            mine = [next(futures) for _ in group]
-            for future in mine:
-                future.add_done_callback(partial(self._one_done, load, mine))
+        futures = self._tier.read_into([read for _, _, read in ready])
+        for (load, position, _), future in zip(ready, futures, strict=True):
+            future.add_done_callback(partial(self._done, load, position))
 
-    def _one_done(self, load: Load, futures: list[Future[ReadResult]], _: Future[ReadResult]) -> None:
+    def _done(self, load: Load, position: int, future: Future[ReadResult]) -> None:
         with self._decision():
-            load.pending -= 1
-            if load.pending:
-                return
-            self._loads.finished(load, [_read_result(future) for future in futures])
+            self._loads.came(load, position, _read_result(future))
         self.run()
 
 

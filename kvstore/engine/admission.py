@@ -11,7 +11,7 @@ from kvstore.engine.hbm import Claimed, Hbm, Held
 from kvstore.engine.loading import Loader
 from kvstore.engine.running import NOTHING, Running
 from kvstore.engine.windows import Checkpoints, WindowRows
-from kvstore.types import HASH_BYTES, BlockHash, PutOutcome, ReleaseOutcome, Tier, key_at
+from kvstore.types import HASH_BYTES, BlockHash, MissReason, PutOutcome, ReleaseOutcome, Tier, key_at
 
 SUFFIX_TOKENS_MIN = 16
 """Rows that a hit leaves to compute. Fewer run other kernels than a whole prompt and round differently; from
@@ -84,14 +84,14 @@ class Admission:
         False: it cannot run now, since somebody else fills the same blocks, or there is no room for them.
         """
         keys = one.keys_of(0, self.usable(one))
-        held = self._hbm.match(keys, retention_class=one.request.retention_class)
+        held = self._match(one, self.usable(one))
         found = one.lookup.result() if one.lookup is not None else None
         there, window = self._resume(keys, len(held.pages))
-        goal = found.boundaries[0] if found is not None and found.boundaries else 0
+        goal = self._goal(one, found, there) if found is not None else 0
         if goal > there:
-            recompute = self._costs.span(there * self._block_tokens, (goal - there) * self._block_tokens)
+            recompute = self._recompute_seconds(there, goal)
             there = min(goal, len(held.pages))
-            claimed = self._claim(one, there, goal) if goal > there else None
+            claimed = self.claim(one, there, goal) if goal > there else None
             if isinstance(claimed, PutOutcome):
                 self._hbm.release(held, used=0)
                 return claimed is PutOutcome.DUPLICATE and self.admit(one)
@@ -107,14 +107,40 @@ class Admission:
         one.saved = found.blocks if found is not None else there
         one.usage.add_hits([TierRun(Tier.HBM, there)] if there else [], block_tokens=self._block_tokens)
         one.usage.reason = (found.reason if found is not None else held.reason) or one.usage.reason
+        if one.worth is not None and found is not None and one.worth < found.boundaries[0]:
+            one.usage.reason = MissReason.SLOWER_THAN_RECOMPUTE
+        one.worth = None
         return True
 
-    def _claim(self, one: Running, first: int, stop: int) -> Claimed | PutOutcome:
+    def _recompute_seconds(self, first: int, stop: int) -> float:
+        return self._costs.span(first * self._block_tokens, (stop - first) * self._block_tokens)
+
+    def _goal(self, one: Running, found: Match, there: int) -> int:
+        """Return how many blocks a sequence that has the first `there` will begin with: those that come
+        sooner than they would be computed. Decided once, however long there is no room. Window rows are there
+        for one boundary alone: it is reached, or nothing is loaded.
+        """
+        goal = found.boundaries[0] if found.boundaries else 0
+        if goal <= there:
+            return goal
+        if one.worth is None:
+            assert self._store is not None
+            # What takes no longer than this nobody would notice.
+            seconds = max(FETCH_SECONDS_MIN, self._recompute_seconds(there, goal))
+            pace = seconds / (goal - there)
+            one.worth = min(goal, self._store.worth(found, first=there, block_recompute_seconds=pace).blocks)
+        return one.worth if one.worth == goal or self._checkpoints is None else 0
+
+    def claim(self, one: Running, first: int, stop: int) -> Claimed | PutOutcome:
+        """Take pages for blocks [first, stop) of a sequence, all of them or none; else say why not."""
         return self._hbm.claim(
             one.parent(first, self._root),
             one.keys_of(first, stop),
             retention_class=one.request.retention_class,
         )
+
+    def _match(self, one: Running, blocks: int) -> Held:
+        return self._hbm.match(one.keys_of(0, blocks), retention_class=one.request.retention_class)
 
     def _start_load(
         self, one: Running, found: Match, first: int, claimed: Claimed | None, *, recompute_seconds: float
@@ -160,7 +186,7 @@ class Admission:
         """Hold the first `blocks` blocks of a sequence, now that they are published."""
         before, one.held = one.held, NOTHING
         if blocks:
-            one.held = self._hbm.match(one.keys_of(0, blocks), retention_class=one.request.retention_class)
+            one.held = self._match(one, blocks)
         self._hbm.release(before)
 
     def catch_up(self, one: Running) -> bool:
@@ -169,7 +195,7 @@ class Admission:
         """
         if self._checkpoints is not None:
             return False
-        now = self._hbm.match(one.keys_of(0, self.usable(one)), retention_class=one.request.retention_class)
+        now = self._match(one, self.usable(one))
         gained = len(now.pages) - len(one.held.pages)
         if gained <= 0:
             self._hbm.release(now, used=0)
@@ -189,9 +215,7 @@ class Admission:
 
     def hold(self, one: Running) -> Held:
         """Hold a sequence's published blocks once more, for somebody who outlives it."""
-        return self._hbm.match(
-            one.keys_of(0, len(one.held.pages)), retention_class=one.request.retention_class
-        )
+        return self._match(one, len(one.held.pages))
 
     def let_go(self, one: Running) -> None:
         """Give back what a sequence holds; a load under way is waited for, since it writes into its pages."""

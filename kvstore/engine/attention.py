@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as functional
 
 from kvstore.engine.config import LayerKind, ModelConfig
+from kvstore.engine.model import Rows
 from kvstore.engine.pool import KvPool
 from kvstore.engine.windows import WindowRows
 
@@ -21,6 +23,23 @@ class Span:
     count: int
     pages: Sequence[int]
     window: WindowRows
+
+
+def rows_of(
+    ids: Sequence[Sequence[int]], spans: Sequence[Span], *, device: torch.device, rows_min: int = 1
+) -> Rows:
+    """Return the tokens of some spans, the last of each wanted; up to `rows_min` of each kind there are rows
+    of nobody, that attend to nothing.
+    """
+    ends = list(itertools.accumulate(span.count for span in spans))
+    idle = [0] * max(0, rows_min - ends[-1])
+    unread = [0] * max(0, rows_min - len(spans))
+    positions = [torch.arange(span.first, span.first + span.count) for span in spans]
+    return Rows(
+        torch.tensor([*itertools.chain(*ids), *idle], device=device),
+        torch.cat([*positions, torch.tensor(idle, dtype=torch.long)]).to(device),
+        torch.tensor([*(end - 1 for end in ends), *unread], device=device),
+    )
 
 
 class StepAttention:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-
 from kvstore.clock import Clock
-from kvstore.engine.attention import Span, StepAttention
-from kvstore.engine.model import Model, Rows
+from kvstore.engine.attention import Span, StepAttention, rows_of
+from kvstore.engine.model import Model
 from kvstore.engine.pool import KvPool
 from kvstore.engine.windows import WindowRows
 
@@ -68,11 +66,7 @@ def _timed(model: Model, pool: KvPool, clock: Clock, *, first: int, count: int) 
     pages = range(1, 1 + -(-(first + count) // pool.block_tokens))
     device, dtype = model.weights.device, model.weights.dtype
     span = Span(first, count, pages, WindowRows.blank(model.config, first, dtype=dtype, device=device))
-    rows = Rows(
-        torch.zeros(count, dtype=torch.long, device=device),
-        torch.arange(first, first + count, device=device),
-        torch.tensor([count - 1], device=device),
-    )
+    rows = rows_of([[0] * count], [span], device=device)
     begun = clock.monotonic()
     model.forward(rows, StepAttention(model.config, pool, [span], dtype)).cpu()
     return clock.monotonic() - begun

@@ -15,7 +15,8 @@ from kvstore.api import TierRun
 from kvstore.client import Fetched, Match
 from kvstore.client.namespace import OpenNamespace
 from kvstore.clock import Clock
-from kvstore.engine.pool import KvPool
+from kvstore.engine.pool import KvPool, neighbours
+from kvstore.engine.streams import InPlace, Mark
 from kvstore.engine.windows import WindowFormat, WindowRows
 from kvstore.types import MissReason, ReleaseOutcome
 
@@ -49,7 +50,7 @@ class Load:
         self.pages = tuple(pages)
         self.window: WindowRows | None = None
         self._changed = threading.Condition()
-        self._stages_there = 0
+        self._stages: list[Mark | None] = []
         self._result: Loaded | None = None
 
     @property
@@ -64,25 +65,31 @@ class Load:
 
     def has(self, stage: int) -> bool:
         """Say whether a stage is there."""
-        return self._stages_there > stage
+        return len(self._stages) > stage
 
     def wait(self, stage: int, *, seconds: float) -> bool:
-        """Wait until a stage is there, the load is over, or time is up; say whether the stage is there."""
+        """Wait until a stage is there, the load is over, or time is up; say whether the stage is there. What
+        the caller issues for the device from then on comes behind it.
+        """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._stages_there > stage or self._result is not None, timeout=max(0.0, seconds)
+                lambda: len(self._stages) > stage or self._result is not None, timeout=max(0.0, seconds)
             )
-            return self._stages_there > stage
+        if not self.has(stage):
+            return False
+        if (mark := self._stages[stage]) is not None:
+            mark.wait()
+        return True
 
     def wait_end(self, *, seconds: float) -> bool:
         """Wait until the load is over or time is up; say whether it is over."""
         with self._changed:
             return self._changed.wait_for(lambda: self._result is not None, timeout=seconds)
 
-    def arrive(self) -> None:
-        """The next stage is there."""
+    def arrive(self, mark: Mark | None) -> None:
+        """The next stage is there, for a device behind its mark."""
         with self._changed:
-            self._stages_there += 1
+            self._stages.append(mark)
             self._changed.notify_all()
 
     def end(self, result: Loaded) -> None:
@@ -118,13 +125,20 @@ class Loader:
                 load.window = self._window(load, self._pool.windows, deadline)
                 if load.window is None:
                     good, reason = 0, MissReason.PART_MISSING
-            for stage in range(len(self._pool.stages) if good else 0):
-                fetched = self._stage(load, stage, deadline)
-                tiers = fetched.tiers
-                if fetched.blocks < good:
-                    good, reason = fetched.blocks, fetched.reason or MissReason.EVICTED
-                    break
-                load.arrive()
+            copies = self._pool.copies()
+            try:
+                for stage in range(len(self._pool.stages)):
+                    if not good:
+                        break
+                    come, mark = self._stage(load, stage, load.pages[:good], copies, deadline)
+                    tiers = tuple(run for one in come for run in one.tiers)
+                    if (there := sum(one.blocks for one in come)) < good:
+                        # Of the later stages just these blocks are wanted; nobody waits for them any more.
+                        good, reason = there, come[-1].reason or MissReason.EVICTED
+                    elif reason is None:
+                        load.arrive(mark)
+            finally:  # also when it fails: nobody else gets the pages before
+                copies.finish()
         except Exception:  # the store failing never fails a request; what broke is in the log
             _log.exception("event=engine_load_failed")
             good, reason = 0, MissReason.TIER_DOWN
@@ -141,20 +155,26 @@ class Loader:
         )
         return form.unpack(record, tokens=load.boundary * self._pool.block_tokens)
 
-    def _stage(self, load: Load, stage: int, deadline: float) -> Fetched:
-        pages, count = load.pages, len(load.pages)
-        direct = self._pool.stage_bytes(stage, pages)
-        into = direct or self._pool.new_staging(stage, count)
-        fetched = self._store.fetch(
-            load.match,
-            {stage: into},
-            first=load.first,
-            blocks=count,
-            deadline_seconds=max(0.0, deadline - self._clock.monotonic()),
-        )
-        if direct is None and fetched.blocks:
-            self._pool.scatter(stage, pages[: fetched.blocks], into)
-        return fetched
+    def _stage(
+        self, load: Load, stage: int, pages: Sequence[int], copies: InPlace, deadline: float
+    ) -> tuple[list[Fetched], Mark | None]:
+        """Fetch a stage, a stretch of neighbouring pages at a time, up to a block that does not come."""
+        come: list[Fetched] = []
+        mark: Mark | None = None
+        for start, stop in neighbours(pages):
+            views = self._pool.views(stage, pages[start:stop])
+            fetched = self._store.fetch(
+                load.match,
+                {stage: copies.staging(views)},
+                first=load.first + start,
+                blocks=stop - start,
+                deadline_seconds=max(0.0, deadline - self._clock.monotonic()),
+            )
+            mark = copies.send(views)
+            come.append(fetched)
+            if fetched.blocks < stop - start:
+                break
+        return come, mark
 
     def close(self) -> None:
         """Wait for the loads under way."""

@@ -14,6 +14,7 @@ from kvstore.engine.worker import OnToken, Worker
 from kvstore.errors import TierUnavailable
 
 REQUESTS_AT_ONCE = 64
+SUMMED = ("computed", "generated", "fallbacks", "preemptions", "seconds", "load_seconds", "load_wait_seconds")
 
 
 class PrefillDecode:
@@ -77,13 +78,5 @@ def _first_alive(workers: Sequence[Worker], request: Request, on_token: OnToken 
 
 def _joined(prefill: Usage, decode: Usage) -> Usage:
     """Return one account: the prompt as the prefill worker found it, the rest from the decode worker."""
-    return dataclasses.replace(
-        prefill,
-        computed=prefill.computed + decode.computed,
-        generated=prefill.generated + decode.generated,
-        fallbacks=prefill.fallbacks + decode.fallbacks,
-        preemptions=prefill.preemptions + decode.preemptions,
-        seconds=prefill.seconds + decode.seconds,
-        load_seconds=prefill.load_seconds + decode.load_seconds,
-        load_wait_seconds=prefill.load_wait_seconds + decode.load_wait_seconds,
-    )
+    sums = {name: getattr(prefill, name) + getattr(decode, name) for name in SUMMED}
+    return dataclasses.replace(prefill, **sums)

@@ -6,13 +6,14 @@ It knows pages and bytes. Which page holds what is the business of `hbm.py`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
 from kvstore.engine.config import LayerKind, ModelConfig
-from kvstore.engine.windows import GROUP, Bytes, WindowFormat
+from kvstore.engine.streams import InPlace, SideStream
+from kvstore.engine.windows import GROUP, WindowFormat
 from kvstore.errors import InvalidArgument
 from kvstore.layout import CacheGroup, Layout, Part, Segment
 from kvstore.types import SEGMENTS_MAX, GroupKind
@@ -48,6 +49,7 @@ class KvPool:
     ) -> None:
         self.block_tokens = block_tokens
         self.page_count = page_count
+        self._device = device
         self.layers = config.of_kind(LayerKind.FULL)
         self.scratch = tuple(range(page_count + 1, page_count + 1 + scratch_count))
         self.layer_bytes = block_tokens * config.row_width * dtype.itemsize
@@ -107,48 +109,29 @@ class KvPool:
         for rows in self._rows.values():
             rows[target * size : (target + 1) * size].copy_(rows[source * size : (source + 1) * size])
 
-    def stage_bytes(self, stage: int, pages: Sequence[int]) -> list[Bytes] | None:
-        """Return the bytes of some pages of a stage's layers, one array per layer and row per page, without a
-        copy; None where they are no host memory, or the pages are no neighbours.
+    def views(self, stage: int, pages: Sequence[int]) -> list[torch.Tensor]:
+        """Return the bytes of neighbouring pages, one tensor for each layer of a stage.
+
+        Shapes: u8[pages, layer_bytes].
         """
-        first, count = pages[0], len(pages)
-        if list(pages) != list(range(first, first + count)):
-            return None
-        views = []
-        for layer in self.stages[stage]:
-            rows = self._rows[layer]
-            if rows.device.type != "cpu":
-                return None
-            plain: Bytes = rows.view(-1).view(torch.uint8).numpy().reshape(-1, self.layer_bytes)
-            views.append(plain[first : first + count])
-        return views
-
-    def new_staging(self, stage: int, count: int) -> list[Bytes]:
-        """Return buffers like `stage_bytes` that belong to nobody; pinned where the device wants it."""
-        pinned = self._rows[self.layers[0]].device.type == "cuda"
+        first, stop = pages[0], pages[0] + len(pages)
         return [
-            torch.empty((count, self.layer_bytes), dtype=torch.uint8, pin_memory=pinned).numpy()
-            for _ in self.stages[stage]
-        ]
-
-    def scatter(self, stage: int, pages: Sequence[int], staging: Sequence[Bytes]) -> None:
-        """Copy staged blocks into their pages."""
-        for layer, source in zip(self.stages[stage], staging, strict=True):
-            by_page = self._by_page(layer)
-            index = torch.tensor(pages, device=by_page.device)
-            by_page.index_copy_(0, index, torch.from_numpy(source[: len(pages)]).to(by_page.device))
-
-    def gather(self, stage: int, pages: Sequence[int]) -> list[Bytes]:
-        """Copy pages out, as `stage_bytes` shows them."""
-        index = torch.tensor(pages)
-        return [
-            self._by_page(layer).index_select(0, index.to(self._rows[layer].device)).cpu().numpy()
+            self._rows[layer].view(-1).view(torch.uint8).view(-1, self.layer_bytes)[first:stop]
             for layer in self.stages[stage]
         ]
 
-    def _by_page(self, layer: int) -> torch.Tensor:
-        rows = self._rows[layer]
-        return rows.view(-1).view(torch.uint8).view(-1, self.layer_bytes)
+    def copies(self) -> InPlace:
+        """Return what copies the blocks of one load or save."""
+        return SideStream.of(self._device)
+
+
+def neighbours(pages: Sequence[int], first: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the stretches of neighbouring pages from block `first` on."""
+    start = first
+    for index in range(first + 1, len(pages) + 1):
+        if index == len(pages) or pages[index] != pages[index - 1] + 1:
+            yield start, index
+            start = index
 
 
 def pages_within(budget_bytes: int, *, block_bytes: int) -> int:

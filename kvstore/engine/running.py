@@ -28,7 +28,7 @@ class Running:
         | published, found by others     | filled by this step | the tail of a block |
 
     `keys` names the full blocks of `ids`; the daemon has the first `saved` of them, as far as is known, and
-    was `asked` for them, which renews them.
+    was `asked` for them, which renews them; the first `worth` of what it has come sooner than computed.
 
     With window layers, `window` goes with `computed`; a chunk ends at token `resumable`, behind which an
     equal prompt will go on, and `checkpoint` holds the last block boundary that it is worth to go on from.
@@ -47,6 +47,7 @@ class Running:
     load: Load | None = None
     loading_pages: Claimed | None = None
     lookup: Ticket[Match] | None = None
+    worth: int | None = None
     may_load: bool = True
     logits: torch.Tensor | None = None
     saved: int = 0

@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvstore.api import PartBlocks
 from kvstore.client.namespace import OpenNamespace
 from kvstore.engine.hbm import Hbm, Held
-from kvstore.engine.pool import KvPool
+from kvstore.engine.pool import KvPool, neighbours
 from kvstore.engine.windows import WindowFormat, WindowRows
 from kvstore.types import HASH_BYTES, BlockHash, key_at, key_count
 
@@ -47,7 +46,6 @@ class Saver:
         self._hbm = hbm
         self._queue: queue.Queue[Save | None] = queue.Queue(QUEUE_MAX)
         self.dropped = 0
-        self.stored_blocks = 0
         self._thread = threading.Thread(target=self._run, name="engine-save", daemon=True)
         self._thread.start()
 
@@ -82,10 +80,11 @@ class Saver:
 
     def _save_blocks(self, save: Save) -> bool:
         """Put blocks; False when the last ones did not find room."""
-        for first, stop in _neighbours(save.held.pages, save.first):
+        copies = self._pool.copies()
+        for first, stop in neighbours(save.held.pages, save.first):
             pages = save.held.pages[first:stop]
             source = {
-                stage: self._pool.stage_bytes(stage, pages) or self._pool.gather(stage, pages)
+                stage: copies.receive(self._pool.views(stage, pages))
                 for stage in range(len(self._pool.stages))
             }
             parent = key_at(save.keys, first - 1) if first else self._store.root
@@ -95,7 +94,6 @@ class Saver:
                 source,
                 retention_class=save.retention_class,
             )
-            self.stored_blocks += put.stored
             if put.present < stop - first:
                 return False  # what follows would be an orphan
         return True
@@ -118,12 +116,3 @@ class Saver:
         """Save what is queued, then end."""
         self._queue.put(None)
         self._thread.join()
-
-
-def _neighbours(pages: Sequence[int], first: int) -> Iterator[tuple[int, int]]:
-    """Yield the stretches of neighbouring pages from block `first` on."""
-    start = first
-    for index in range(first + 1, len(pages) + 1):
-        if index == len(pages) or pages[index] != pages[index - 1] + 1:
-            yield start, index
-            start = index

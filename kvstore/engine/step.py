@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -10,9 +9,9 @@ import torch
 
 from kvstore.clock import Clock
 from kvstore.engine.admission import Admission
-from kvstore.engine.attention import Span, StepAttention
+from kvstore.engine.attention import Span, StepAttention, rows_of
 from kvstore.engine.hbm import Claimed, Hbm
-from kvstore.engine.model import Model, Rows
+from kvstore.engine.model import Model
 from kvstore.engine.pool import KvPool
 from kvstore.engine.running import Running
 from kvstore.engine.scheduler import Planned
@@ -60,11 +59,7 @@ class Step:
         first, stop = planned.first // size, (planned.first + planned.count) // size
         if planned.first % size or first == stop:
             return None
-        claimed = self._hbm.claim(
-            one.parent(first, self._root),
-            one.keys_of(first, stop),
-            retention_class=one.request.retention_class,
-        )
+        claimed = self._admission.claim(one, first, stop)
         if not isinstance(claimed, Claimed):
             return claimed
         one.claimed = claimed
@@ -96,20 +91,9 @@ class Step:
         self._compute.shutdown()
 
     def _forward(self, planned: Sequence[Planned]) -> torch.Tensor:
-        device = self._model.weights.device
         spans = [Span(p.first, p.count, p.sequence.pages(), p.sequence.window) for p in planned]
         ids = [p.sequence.ids[p.first : p.first + p.count] for p in planned]
-        ends = list(itertools.accumulate(span.count for span in spans))
-        wanted = [end - 1 for end in ends]
-        # Rows of nobody, that attend to nothing, where every product is to have so many rows.
-        idle = [0] * max(0, self._rows_min - ends[-1])
-        unread = [0] * max(0, self._rows_min - len(wanted))
-        positions = [torch.arange(s.first, s.first + s.count) for s in spans]
-        rows = Rows(
-            torch.tensor([*itertools.chain(*ids), *idle], device=device),
-            torch.cat([*positions, torch.tensor(idle, dtype=torch.long)]).to(device),
-            torch.tensor(wanted + unread, device=device),
-        )
+        rows = rows_of(ids, spans, device=self._model.weights.device, rows_min=self._rows_min)
         attention = StepAttention(self._model.config, self._pool, spans, self._model.weights.dtype)
         arriving = [p.sequence for p in planned if p.sequence.load is not None]
         return self._model.forward(
@@ -121,10 +105,9 @@ class Step:
         for one in arriving:
             if one.load is None:
                 continue
-            if not one.load.has(stage):
-                begun = self._clock.monotonic()
-                one.load.wait(stage, seconds=LATE_SECONDS)
-                one.usage.load_wait_seconds += self._clock.monotonic() - begun
+            begun = self._clock.monotonic()
+            one.load.wait(stage, seconds=LATE_SECONDS)
+            one.usage.load_wait_seconds += self._clock.monotonic() - begun
             if layer == 0 and self._pool.windows is not None:
                 # A load that failed leaves rows of the right shape: what is computed with them is void.
                 one.window.rows = (one.load.window or self._blank(one)).copy().rows

@@ -10,14 +10,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kvstore.engine.config import LayerKind, ModelConfig
+from kvstore.engine.streams import Bytes
 from kvstore.layout import Part, Segment
 from kvstore.types import HASH_BYTES, key_at
 
-Bytes = npt.NDArray[np.uint8]
 GROUP = "windows"
 
 

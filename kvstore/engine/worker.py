@@ -131,12 +131,9 @@ def request_to_plain(request: Request) -> dict[str, Any]:
     """
     if request.sampling.mask is not None:
         raise InvalidArgument(f"{request.name}: a logits mask cannot go to another process")
-    plain = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
-    sampling = {"temperature": request.sampling.temperature, "top_p": request.sampling.top_p}
-    return plain | {
-        "stop_ids": sorted(request.stop_ids),
-        "sampling": sampling | {"seed": request.sampling.seed},
-    }
+    plain = dataclasses.asdict(request)
+    del plain["sampling"]["mask"]
+    return plain | {"stop_ids": sorted(request.stop_ids)}
 
 
 def request_from_plain(plain: dict[str, Any]) -> Request:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvstore.api import TierRun
 from kvstore.client import Client
 from kvstore.engine.assembly import EngineOptions, build_engine
 from kvstore.engine.costs import StepCosts
@@ -15,6 +16,7 @@ from kvstore.engine.engine import Engine
 from kvstore.engine.model import Model
 from kvstore.engine.request import Answer, Request
 from kvstore.engine.worker import RemoteWorker, Worker
+from kvstore.types import Tier
 from tests.e2e.served import Home
 
 Working = tuple[subprocess.Popen[str], RemoteWorker]
@@ -24,9 +26,14 @@ COSTS = StepCosts(step=1e-3, row=0.02, seen=1e-8)
 
 
 @contextmanager
-def engine(model: Model, home: Home | None, options: EngineOptions) -> Iterator[Engine]:
-    """Lend a fresh engine: nothing in its pool."""
+def engine(
+    model: Model, home: Home | None, options: EngineOptions, *, slow: Sequence[Tier] = ()
+) -> Iterator[Engine]:
+    """Lend a fresh engine: nothing in its pool. Its client knows of some tiers that they are `slow`."""
     client = Client(home.address) if home is not None else None
+    if client is not None:
+        for tier in slow:
+            client.speeds.note([TierRun(tier, 1)], block_bytes=1, seconds=1.0)
     built = build_engine(model, client, options, costs=COSTS)
     try:
         yield built

@@ -15,6 +15,7 @@ from kvstore.engine.model import Model
 from kvstore.engine.pair import PrefillDecode
 from kvstore.engine.request import Answer, Request
 from kvstore.engine.scheduler import Budget
+from kvstore.types import MissReason, Tier
 from tests.e2e.engine_setup import SECONDS, Working, ask, engine, worker
 from tests.e2e.served import Home, Served
 from tests.support.engine_models import engine_model, tiny_gemma, tiny_llama_pair, write_gguf
@@ -113,6 +114,30 @@ def test_one_answer_from_nothing_from_host_and_from_ssd(
     assert third.usage.hits == {"ssd": 176}, third.usage
     assert turn.usage.hits == {"hbm": 208}, turn.usage  # the answer became prefix
     assert not second.usage.fallbacks
+
+
+@pytest.mark.parametrize("has_windows", [False, True], ids=["full", "windows"])
+def test_what_would_come_slower_than_it_is_computed_is_not_loaded(home: Home, has_windows: bool) -> None:
+    """A throttled SSD: what lies in host memory is loaded all the same, if one can go on from there."""
+    model = engine_model(tiny_gemma()) if has_windows else tiny_llama_pair()[1]
+    with Served(home), engine(model, home, OPTIONS) as cold:
+        expected = ask(cold, PROMPT, NEW)
+        cold.flush()
+    with Served(home):
+        with engine(model, home, OPTIONS) as fast:
+            ask(fast, PROMPT[:80], 1)  # brings its blocks to host memory
+        with engine(model, home, OPTIONS, slow=(Tier.SSD,)) as slow:
+            part = ask(slow, PROMPT, NEW)
+        with engine(model, home, OPTIONS, slow=(Tier.HOST, Tier.SSD)) as slow:
+            none = ask(slow, PROMPT, NEW)
+        with engine(model, home, OPTIONS) as fast:
+            every = ask(fast, PROMPT, NEW)
+    assert none.ids == part.ids == every.ids == expected.ids
+    assert (none.usage.hits, none.usage.reason) == ({}, MissReason.SLOWER_THAN_RECOMPUTE)
+    assert part.usage.reason is MissReason.SLOWER_THAN_RECOMPUTE
+    assert part.usage.hits == ({} if has_windows else {"host": 64})
+    assert every.usage.hit == 176
+    assert not none.usage.fallbacks + part.usage.fallbacks + every.usage.fallbacks
 
 
 def test_a_model_with_windows_goes_on_from_host_and_from_ssd(home: Home) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from kvstore.cli.engine_text import GgufCodec
 from kvstore.engine.assembly import INVARIANT_ROWS, EngineOptions, load_model
 from kvstore.engine.attention import Span, StepAttention
 from kvstore.engine.model import Model, Rows
@@ -16,7 +17,6 @@ from kvstore.engine.pair import PrefillDecode
 from kvstore.engine.pool import KvPool
 from kvstore.engine.request import Request, Sampling
 from kvstore.engine.scheduler import Budget
-from kvstore.engine.text import GgufCodec
 from kvstore.engine.windows import WindowRows
 from kvstore.models import find_model
 from tests.e2e.engine_setup import SECONDS, ask, engine, worker

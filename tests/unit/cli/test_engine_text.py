@@ -6,7 +6,7 @@ import jinja2
 import pytest
 from tokenizers import Tokenizer, models
 
-from kvstore.engine.text import GgufCodec
+from kvstore.cli.engine_text import GgufCodec
 
 KEEPS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 DROPS = "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}{% endfor %}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -20,35 +20,9 @@ THOUGHT = "6f1c thought"
 Message = dict[str, str]
 
 
-class Codec(Protocol):
-    """What the engine's fronts need of a tokenizer."""
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Ids that end an answer."""
-        ...
-
-    @property
-    def drops_thinking(self) -> bool:
-        """Say whether `chat` leaves the thinking of earlier answers out: nobody will ask for them again."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text; special tokens in it are recognised."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens left out."""
-        ...
-
-    def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a conversation that the assistant is to continue."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class GgufCodec:
-    """Byte-level BPE as GPT-2 has it, from the lists in a GGUF file. Implements Codec."""
+    """Byte-level BPE as GPT-2 has it, from the lists in a GGUF file."""
 
     tokenizer: Tokenizer
     template: jinja2.Template | None
