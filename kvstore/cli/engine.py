@@ -23,6 +23,7 @@ from kvstore.quantities import parse_bytes
 
 if TYPE_CHECKING:
     from kvstore.cli.engine_text import GgufCodec
+    from kvstore.engine.accounts import Account
     from kvstore.engine.engine import Engine
     from kvstore.engine.request import Answer, Usage
     from kvstore.engine.worker import Worker
@@ -160,7 +161,7 @@ def generate(
         return
     typer.echo()
     say(_line(answer))
-    _say_savings(answer, prices)
+    _say_savings(answer.usage.hit, prices)
 
 
 @app.command()
@@ -215,7 +216,7 @@ def chat(
             messages.append({"role": "assistant", "content": codec.decode(answer.ids)})
             typer.echo()
             say(_line(answer))
-            _say_savings(answer, prices)
+            _say_savings(answer.usage.hit, prices)
 
 
 @app.command("serve-worker")
@@ -230,8 +231,11 @@ def serve_worker(
     device: DeviceOption = "cpu",
     match_seconds: MatchOption = 0.02,
     drop_answers: DropOption = None,
+    prices: PricesOption = None,
 ) -> None:
-    """Serve an engine at a unix socket until SIGTERM; prefill and decode workers meet in the daemon."""
+    """Serve an engine at a unix socket until SIGTERM; prefill and decode workers meet in the daemon. At the
+    end it says per retention class what requests took and what hits saved.
+    """
     from kvstore.engine.worker import WorkerServer
 
     choices = Choices(
@@ -253,6 +257,9 @@ def serve_worker(
         sys.stdout.flush()
         ended.wait()
         server.close()
+        for name, account in sorted(engine.accounts.by_class().items()):
+            typer.echo(f"{name}: {_account_text(account)}")
+            _say_savings(account.hit, prices)
 
 
 @contextmanager
@@ -335,22 +342,34 @@ def _teller(codec: GgufCodec | None, *, is_silent: bool) -> Any:
 def _line(answer: Answer) -> str:
     """Return one turn in a line."""
     usage = answer.usage
-    found = ", ".join(f"{tier} {count_text(count)}" for tier, count in usage.hits.items()) or "nothing found"
     rest = usage.seconds - usage.first_token_seconds
     speed = (usage.generated - 1) / rest if usage.generated > 1 and rest > 0 else 0.0
     return (
-        f"prompt {count_text(usage.input)} tokens ({percent_text(usage.hit, usage.input)} hit: {found}), "
-        f"computed {count_text(usage.computed)}, first token {duration_text(usage.first_token_seconds)}, "
+        f"prompt {_prompt_text(usage)}, computed {count_text(usage.computed)}, "
+        f"first token {duration_text(usage.first_token_seconds)}, "
         f"{speed:.1f} tokens/s" + (f"; prefix ended: {usage.reason}" if usage.reason else "")
     )
 
 
-def _say_savings(answer: Answer, prices: Path | None) -> None:
+def _account_text(account: Account) -> str:
+    return (
+        f"{count_text(account.requests)} requests, prompts {_prompt_text(account)}, "
+        f"computed {count_text(account.computed)}, generated {count_text(account.generated)}; "
+        f"hits saved {duration_text(account.saved_seconds)} of this engine"
+    )
+
+
+def _prompt_text(of: Usage | Account) -> str:
+    found = ", ".join(f"{tier} {count_text(count)}" for tier, count in of.hits.items()) or "nothing found"
+    return f"{count_text(of.input)} tokens ({percent_text(of.hit, of.input)} hit: {found})"
+
+
+def _say_savings(hit_tokens: int, prices: Path | None) -> None:
     if prices is not None:
         from kvstore.trace.prices import read_prices
 
         paid = read_prices(prices)
-        hours = paid.gpu_hours(answer.usage.hit)
+        hours = paid.gpu_hours(hit_tokens)
         say(f"hits saved {hours * 3600:.3g} accelerator-seconds, {hours * paid.gpu_hour:.3g} in money")
 
 

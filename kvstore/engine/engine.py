@@ -21,6 +21,7 @@ import torch
 
 from kvstore.client.namespace import OpenNamespace
 from kvstore.clock import Clock, SystemClock
+from kvstore.engine.accounts import Accounts
 from kvstore.engine.admission import MATCH_SECONDS, Admission
 from kvstore.engine.costs import StepCosts
 from kvstore.engine.hbm import Hbm
@@ -68,6 +69,7 @@ class Engine:
         self.model = model
         self.pool = pool
         self.costs = costs
+        self.accounts = Accounts(costs)
         self._hbm = hbm
         self._store = store
         self._root = root
@@ -292,6 +294,7 @@ class Engine:
         self._let_go(one)
         one.usage.generated = one.generated
         one.usage.seconds = self._clock.monotonic() - one.submitted_at
+        self.accounts.add(one.request.retention_class, one.usage)
         with suppress(InvalidStateError):  # cancelled
             one.answer.set_result(Answer(tuple(one.ids[len(one.request.prompt) :]), one.usage, why))
 

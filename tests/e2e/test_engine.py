@@ -60,10 +60,10 @@ def two_workers(home: Home, folder: Path, *, new: int) -> Iterator[tuple[Answer,
 
 @pytest.mark.slow
 def test_prefill_and_decode_are_processes_that_meet_in_the_daemon(home: Home, tmp_path: Path) -> None:
-    """Killing either loses no request: who is left does both."""
+    """Killing either loses no request: who is left does both, and says at its end what it did."""
     request = Request(prompt=PROMPT, max_new_tokens=NEW)
     told: list[int] = []
-    with two_workers(home, tmp_path, new=NEW) as (expected, (first, prefill), (_, decode)):
+    with two_workers(home, tmp_path, new=NEW) as (expected, (first, prefill), (second, decode)):
         pair = PrefillDecode([prefill], [decode])
         answer = pair.submit(request, on_token=told.append).result(timeout=SECONDS)
         handed = prefill.submit(Request(prompt=OTHER, max_new_tokens=1)).result(timeout=SECONDS)
@@ -71,8 +71,12 @@ def test_prefill_and_decode_are_processes_that_meet_in_the_daemon(home: Home, tm
         first.kill()
         first.wait()
         alone_again = pair.submit(replace(request, max_new_tokens=NEW)).result(timeout=SECONDS)
+        second.terminate()
+        said = second.stdout.read() if second.stdout is not None else ""
     assert answer.ids == tuple(told) == alone_again.ids == expected.ids
     assert follow.usage.hits == {"host": 128}, follow.usage
+    assert "agent: 4 requests, prompts 803 tokens" in said, said
+    assert "hits saved" in said, said
 
 
 @pytest.mark.slow
