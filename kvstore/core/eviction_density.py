@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from kvstore.core.frames import Node
-from kvstore.core.reuse import Birth, Kind, ReuseTable, signature_of
+from kvstore.core.reuse import Birth, Kind, ReuseTable, Signature, signature_of
 from kvstore.types import key_at
 
 SHARED_CHILDREN = 4
 """What so many continue belongs to none of them."""
-LEARN_EVERY_PATHS = 256
+LEARN_EVERY_PATHS = 64
+LONG_PAUSE_SECONDS = 60.0
+"""After such a pause a session begins a new spell: until then a program went on, now somebody thought."""
+USUAL_SHARE = 0.3
+"""Of the usual pause, what the latest makes up."""
 CHILDREN_ASKED = 64
 STALE_MAX = 1024
 """Entries of the order that are no longer valid, beyond a few a node."""
@@ -71,17 +76,62 @@ class _Gone:
 class _Path:
     """One request as the order sees it: reads from the deepest node up, then writes below."""
 
-    __slots__ = ("blocks", "depth", "is_shared", "last", "new_blocks", "pause_seconds", "stands")
+    __slots__ = (
+        "blocks",
+        "is_shared",
+        "last",
+        "new_blocks",
+        "pause_seconds",
+        "spell",
+        "stands",
+        "usual_pause",
+    )
 
-    def __init__(self, *, depth: int, pause_seconds: float, blocks: int = 0) -> None:
-        self.depth = depth
-        self.pause_seconds = pause_seconds
+    def __init__(
+        self, *, blocks: int = 0, pause_seconds: float = -1.0, usual_pause: float = -1.0, spell: int = 0
+    ) -> None:
         self.blocks = blocks
+        self.pause_seconds = pause_seconds
+        self.usual_pause = usual_pause
+        """The mean logarithm of the session's pauses, the latest counting most; negative without any."""
+        self.spell = spell
+        """How many requests came since the session last paused for long."""
         self.new_blocks = 0
         self.last: Node | None = None
         self.is_shared = False
         """Has reached what many continue: all above it is shared as well."""
         self.stands: dict[tuple[str, Kind], _Stand] = {}
+
+    def next(self, pause_seconds: float, *, blocks: int = 0) -> _Path:
+        """Return the path of the session's next request, after a pause."""
+        octaves = math.log2(1.0 + max(0.0, pause_seconds))
+        usual = self.usual_pause
+        return _Path(
+            blocks=blocks,
+            pause_seconds=pause_seconds,
+            usual_pause=octaves if usual < 0 else usual + USUAL_SHARE * (octaves - usual),
+            spell=0 if pause_seconds > LONG_PAUSE_SECONDS else self.spell + 1,
+        )
+
+    def more(self) -> _Path:
+        """Return the path of what is written later, of the same session and as part of no new request."""
+        return _Path(
+            blocks=self.blocks,
+            pause_seconds=self.pause_seconds,
+            usual_pause=self.usual_pause,
+            spell=self.spell,
+        )
+
+    @property
+    def signature(self) -> Signature:
+        """What is known of the session."""
+        return signature_of(
+            pause_seconds=self.pause_seconds,
+            usual_pause=self.usual_pause,
+            spell=self.spell,
+            blocks=self.blocks,
+            new_blocks=self.new_blocks,
+        )
 
 
 class HitDensity:
@@ -98,7 +148,7 @@ class HitDensity:
         self._gone_max = gone_max
         self._now = 0.0
         self._paths = 0
-        self._path = _Path(depth=0, pause_seconds=-1.0)
+        self._path = _Path()
 
     # What the core tells
 
@@ -129,14 +179,12 @@ class HitDensity:
     def _follow(self, parent: _Place | None, gone: _Gone | None) -> None:
         """Begin the path of what is written: a session that had left, or more of one that is there."""
         if gone is not None:
-            pause = self._now - gone.body.at
             above = parent.path.blocks if parent is not None else 0
-            self._begin_path(depth=gone.path.depth + 1, pause_seconds=pause, blocks=above)
+            self._begin_path(gone.path.next(self._now - gone.body.at, blocks=above))
         elif parent is not None and parent.body.kind is Kind.SESSION:
-            path = parent.path
-            self._begin_path(depth=path.depth, pause_seconds=path.pause_seconds, blocks=path.blocks)
+            self._begin_path(parent.path.more())
         else:
-            self._begin_path(depth=0, pause_seconds=-1.0)
+            self._begin_path(_Path())
 
     def touch(self, node: Node, *, is_read: bool) -> None:
         """Note a use of a known node; reads come from the deepest node up, and writes teach nothing."""
@@ -150,8 +198,7 @@ class HitDensity:
         many = len(node.children) >= SHARED_CHILDREN
         below = self._path.last
         if below is None or below.parent is not node or place.path is self._path:
-            pause = -1.0 if many else self._now - place.body.at
-            self._begin_path(depth=0 if many else place.path.depth + 1, pause_seconds=pause)
+            self._begin_path(_Path() if many else place.path.next(self._now - place.body.at))
         path = self._path
         path.last = node
         path.is_shared = path.is_shared or many
@@ -294,9 +341,9 @@ class HitDensity:
 
     # Sessions
 
-    def _begin_path(self, *, depth: int, pause_seconds: float, blocks: int = 0) -> None:
+    def _begin_path(self, path: _Path) -> None:
         self._settle(self._path)
-        self._path = _Path(depth=depth, pause_seconds=pause_seconds, blocks=blocks)
+        self._path = path
         self._paths += 1
         self._grow_older()
         if not self._paths % LEARN_EVERY_PATHS:
@@ -305,12 +352,7 @@ class HitDensity:
 
     def _settle(self, path: _Path) -> None:
         """A path is known as a whole: so is what it says of its session."""
-        signature = signature_of(
-            depth=path.depth,
-            pause_seconds=path.pause_seconds,
-            blocks=path.blocks,
-            new_blocks=path.new_blocks,
-        )
+        signature = path.signature
         for stand in path.stands.values():
             if stand.kind is Kind.SESSION and stand.signature != signature:
                 stand.signature = signature

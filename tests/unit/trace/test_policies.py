@@ -54,7 +54,9 @@ def test_what_left_is_followed_within_bounds() -> None:
 def born(table: ReuseTable[Birth], at: float, *, new_blocks: int = 1) -> Birth:
     """A session of a hundred blocks."""
     birth = Birth(table, at, Kind.SESSION)
-    birth.signature = signature_of(depth=1, pause_seconds=5.0, blocks=100, new_blocks=new_blocks)
+    birth.signature = signature_of(
+        pause_seconds=5.0, usual_pause=3.0, spell=1, blocks=100, new_blocks=new_blocks
+    )
     birth.grow(100)
     table.follow(birth)
     return birth
