@@ -31,7 +31,7 @@ BAND_OF_AGE = [min(BANDS - 1, max(0, age - 3) // 2) for age in range(AGES)]
 DECAY = 0.9975
 PRIOR = 20.0
 """Of what is believed before anything was seen: as much as so many blocks or sessions."""
-FACTOR_PRIOR, BAND_PRIOR = 20.0, 60.0
+FACTOR_PRIOR, BAND_PRIOR = 60.0, 120.0
 DAMPING = 0.15
 """Factors of the same sessions answer the same surprise, so each goes a part of the way."""
 HAZARD_MAX = 0.95
