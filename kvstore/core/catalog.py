@@ -167,14 +167,14 @@ class Catalog:
 
     # Host slots
 
-    def allocate(self, count: int, part: Part, *, by: str = NOBODY) -> U32Array:
+    def allocate(self, count: int, part: Part, *, by: str = NOBODY, bar: float = math.inf) -> U32Array:
         """Hand out up to `count` slots for a part to a class, evicting what has to go; fewer when the rest is
-        held, or the class is full.
+        held or worth `bar`, or the class is full.
 
         Shapes: u32[<= count].
         """
         stride = part.stride_pages
-        slots = self.room.allocate(self.quotas.admit(count, stride_pages=stride, name=by), part)
+        slots = self.room.allocate(self.quotas.admit(count, stride_pages=stride, name=by), part, bar=bar)
         self.quotas.charge(slots, stride_pages=stride, name=by)
         return slots
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from kvstore.core.eviction_density import HitDensity
@@ -39,9 +40,21 @@ class EvictionPolicy(Protocol):
         """Forget a node; no effect when it is unknown."""
         ...
 
-    def victims(self) -> Iterator[tuple[Node, int]]:
+    def expect(
+        self, above: Node | None, names: Sequence[bytes], *, retention_class: str, now: float
+    ) -> float:
+        """Learn that a run will be written behind a node; returns what it is worth, to be compared with what
+        is there. What is worth infinitely much displaces anything.
+        """
+        ...
+
+    def refuse(self, above: Node | None, names: Sequence[bytes], at: int, *, retention_class: str) -> None:
+        """Of what was expected just now the blocks from `at` on are not written."""
+        ...
+
+    def victims(self, bar: float = math.inf) -> Iterator[tuple[Node, int]]:
         """Yield nodes in the order in which they should leave, each with how many of its last blocks may
-        leave now; callers may remove the one they were given.
+        leave now, as long as they are worth less than `bar`; callers may remove the one they were given.
         """
         ...
 
@@ -124,7 +137,16 @@ class ExactLru:
     def leaving(self, node: Node, at: int) -> None:
         """Blocks that leave are not followed."""
 
-    def victims(self) -> Iterator[tuple[Node, int]]:
+    def expect(
+        self, above: Node | None, names: Sequence[bytes], *, retention_class: str, now: float
+    ) -> float:
+        """Whatever comes is taken in."""
+        return math.inf
+
+    def refuse(self, above: Node | None, names: Sequence[bytes], at: int, *, retention_class: str) -> None:
+        """What is not written is not followed."""
+
+    def victims(self, bar: float = math.inf) -> Iterator[tuple[Node, int]]:
         """Yield the least recent first; begins again at the old end when the present node was removed."""
         link = self._ends.newer
         while link.node is not None:
@@ -200,7 +222,16 @@ class S3Fifo:
     def leaving(self, node: Node, at: int) -> None:
         """Blocks that leave are not followed."""
 
-    def victims(self) -> Iterator[tuple[Node, int]]:
+    def expect(
+        self, above: Node | None, names: Sequence[bytes], *, retention_class: str, now: float
+    ) -> float:
+        """Whatever comes is taken in."""
+        return math.inf
+
+    def refuse(self, above: Node | None, names: Sequence[bytes], at: int, *, retention_class: str) -> None:
+        """What is not written is not followed."""
+
+    def victims(self, bar: float = math.inf) -> Iterator[tuple[Node, int]]:
         """Yield from small while it holds more than its share, reused nodes moving to main; then from main
         by second chance.
         """

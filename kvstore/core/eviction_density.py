@@ -10,78 +10,25 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from kvstore.core.frames import Node
-from kvstore.core.reuse import Birth, Kind, ReuseTable, signature_of
-from kvstore.types import key_at
+from kvstore.core.reuse import Birth, Kind, ReuseTable
+from kvstore.core.sessions import Awaited, Gone, Path, Place, Stand, key_of
 
 SHARED_CHILDREN = 4
 """What so many continue belongs to none of them."""
-LEARN_EVERY_PATHS = 256
+Keys = bytes | Sequence[bytes]
+"""Keys of blocks, packed or one by one."""
+LEARN_EVERY_PATHS = 64
 CHILDREN_ASKED = 64
+AWAITED_MAX = 1024
+"""Runs about to be written that are known of at once."""
 STALE_MAX = 1024
 """Entries of the order that are no longer valid, beyond a few a node."""
-
-
-class _Stand(Birth):
-    """A birth with its place in the order: its nodes, those to leave first in front, and its valid entry."""
-
-    __slots__ = ("entry", "places")
-
-    def __init__(self, table: ReuseTable[_Stand], at: float, kind: Kind) -> None:
-        super().__init__(table, at, kind)
-        self.entry = 0
-        self.places: OrderedDict[_Place, None] = OrderedDict()
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """What is known of a node: its births (of the body, and of the last block when a request ended there),
-    the path that used it last, and the key of what left behind it.
-    """
-
-    node: Node
-    body: _Stand
-    tail: _Stand | None
-    blocks: int
-    path: _Path
-    gone: bytes = b""
-
-    @property
-    def body_blocks(self) -> int:
-        """The blocks that the body's birth counts."""
-        return self.blocks - (self.tail is not None)
-
-
-@dataclass(slots=True)
-class _Gone:
-    """Blocks that left, to be known again by the key of the first: a body and the last block of a request."""
-
-    body: _Stand
-    blocks: int
-    path: _Path
-    tail: _Stand | None
-    tail_key: bytes
-
-
-class _Path:
-    """One request as the order sees it: reads from the deepest node up, then writes below."""
-
-    __slots__ = ("blocks", "depth", "is_shared", "last", "new_blocks", "pause_seconds", "stands")
-
-    def __init__(self, *, depth: int, pause_seconds: float, blocks: int = 0) -> None:
-        self.depth = depth
-        self.pause_seconds = pause_seconds
-        self.blocks = blocks
-        self.new_blocks = 0
-        self.last: Node | None = None
-        self.is_shared = False
-        """Has reached what many continue: all above it is shared as well."""
-        self.stands: dict[tuple[str, Kind], _Stand] = {}
 
 
 class HitDensity:
@@ -90,15 +37,16 @@ class HitDensity:
     """
 
     def __init__(self, *, gone_max: int = 65536) -> None:
-        self._places: dict[Node, _Place] = {}
-        self._order: list[tuple[float, int, _Stand]] = []
+        self._places: dict[Node, Place] = {}
+        self._order: list[tuple[float, int, Stand]] = []
         self._entries = itertools.count(1).__next__
-        self._tables: dict[str, ReuseTable[_Stand]] = {}
-        self._gone: OrderedDict[bytes, _Gone] = OrderedDict()
+        self._tables: dict[str, ReuseTable[Stand]] = {}
+        self._gone: OrderedDict[bytes, Gone] = OrderedDict()
         self._gone_max = gone_max
         self._now = 0.0
         self._paths = 0
-        self._path = _Path(depth=0, pause_seconds=-1.0)
+        self._path = Path()
+        self._awaited: OrderedDict[bytes, Awaited] = OrderedDict()
 
     # What the core tells
 
@@ -109,34 +57,70 @@ class HitDensity:
         self._now = max(self._now, node.since)
         above = node.parent
         parent = self._places.get(above) if above is not None else None
-        gone = self._gone.pop(node.head, None)
-        if parent is None or parent.path is not self._path:
-            self._follow(parent, gone)
-        new_blocks = node.count
-        if gone is not None:
-            new_blocks -= self._came_back(gone, node)
-        self._path.blocks += node.count
-        self._path.new_blocks += new_blocks
-        body, tail = self._stand(node, Kind.SESSION), self._stand(node, Kind.TAIL)
-        place = _Place(node, body, tail, node.count, self._path)
+        awaited = self._awaited.pop(node.head, None)
+        if awaited is None:
+            self._write(parent, node.head, node.keys, node.count)
+        elif awaited.path is not self._path:
+            self._settle(self._path)
+            self._path = awaited.path
+        body, tail = (
+            self._stand(node.retention_class, Kind.SESSION),
+            self._stand(node.retention_class, Kind.TAIL),
+        )
+        place = Place(node, body, tail, node.count, self._path)
         body.grow(node.count - 1)
         tail.grow(1)
+        if awaited is not None:
+            place.gone = awaited.gone
         self._places[node] = place
         self._enter(place)
         if parent is not None and above is not None and len(above.children) <= SHARED_CHILDREN:
             self._leave_behind(above, node)
 
-    def _follow(self, parent: _Place | None, gone: _Gone | None) -> None:
+    def expect(
+        self, above: Node | None, names: Sequence[bytes], *, retention_class: str, now: float
+    ) -> float:
+        """Learn of what will be written, which is known as a whole from here on; returns what it is worth."""
+        self._now = max(self._now, now)
+        parent = self._places.get(above) if above is not None else None
+        self._write(parent, names[0], names, len(names))
+        newcomer = Birth(self._table(retention_class), self._now, Kind.SESSION)
+        newcomer.signature = self._path.signature
+        self._awaited[names[0]] = Awaited(self._path)
+        while len(self._awaited) > AWAITED_MAX:
+            self._awaited.popitem(last=False)
+        return newcomer.worth
+
+    def refuse(self, above: Node | None, names: Sequence[bytes], at: int, *, retention_class: str) -> None:
+        """Of what was to be written the blocks from `at` on find no room: followed as if they had left."""
+        stand = self._stand(retention_class, Kind.SESSION)
+        stand.grow(len(names) - at)
+        self._follow_gone(names[at], Gone(stand, len(names) - at, self._path, None, b""))
+        parent = self._places.get(above) if above is not None else None
+        if at:
+            self._awaited[names[0]].gone = names[at]
+            return
+        del self._awaited[names[0]]
+        if parent is not None:
+            parent.gone = names[0]
+
+    def _write(self, parent: Place | None, head: bytes, keys: Keys, count: int) -> None:
+        """Blocks are written, by the session that their parent is of."""
+        gone = self._gone.pop(head, None)
+        if parent is None or parent.path is not self._path:
+            self._follow(parent, gone)
+        self._path.blocks += count
+        self._path.new_blocks += count if gone is None else count - self._came_back(gone, keys, count)
+
+    def _follow(self, parent: Place | None, gone: Gone | None) -> None:
         """Begin the path of what is written: a session that had left, or more of one that is there."""
         if gone is not None:
-            pause = self._now - gone.body.at
             above = parent.path.blocks if parent is not None else 0
-            self._begin_path(depth=gone.path.depth + 1, pause_seconds=pause, blocks=above)
+            self._begin_path(gone.path.next(self._now - gone.body.at, blocks=above))
         elif parent is not None and parent.body.kind is Kind.SESSION:
-            path = parent.path
-            self._begin_path(depth=path.depth, pause_seconds=path.pause_seconds, blocks=path.blocks)
+            self._begin_path(parent.path.more())
         else:
-            self._begin_path(depth=0, pause_seconds=-1.0)
+            self._begin_path(Path())
 
     def touch(self, node: Node, *, is_read: bool) -> None:
         """Note a use of a known node; reads come from the deepest node up, and writes teach nothing."""
@@ -150,8 +134,7 @@ class HitDensity:
         many = len(node.children) >= SHARED_CHILDREN
         below = self._path.last
         if below is None or below.parent is not node or place.path is self._path:
-            pause = -1.0 if many else self._now - place.body.at
-            self._begin_path(depth=0 if many else place.path.depth + 1, pause_seconds=pause)
+            self._begin_path(Path() if many else place.path.next(self._now - place.body.at))
         path = self._path
         path.last = node
         path.is_shared = path.is_shared or many
@@ -161,7 +144,7 @@ class HitDensity:
             place.tail.read(self._now, 1)
         self._leave(place)
         place.tail, place.path = None, path
-        place.body = self._stand(node, Kind.SHARED if path.is_shared else Kind.SESSION)
+        place.body = self._stand(node.retention_class, Kind.SHARED if path.is_shared else Kind.SESSION)
         place.body.grow(place.blocks)
         self._enter(place)
 
@@ -171,7 +154,7 @@ class HitDensity:
         if place is not None:
             place.node, place.blocks = tail, tail.count
             self._places[tail] = place
-            self._places[head] = _Place(head, place.body, None, head.count, place.path)
+            self._places[head] = Place(head, place.body, None, head.count, place.path)
 
     def join(self, kept: Node, gone: Node) -> None:
         """A node was merged into its parent: both live on as what was used last, the node below."""
@@ -204,14 +187,14 @@ class HitDensity:
             self._leave(place)
             del self._places[node]
 
-    def victims(self) -> Iterator[tuple[Node, int]]:
-        """Yield nodes in the order in which they should leave, each with how many blocks may leave now;
-        callers may remove the one they were given.
+    def victims(self, bar: float = math.inf) -> Iterator[tuple[Node, int]]:
+        """Yield nodes in the order in which they should leave, each with how many blocks may leave now, as
+        long as they are worth less than `bar`; callers may remove the one they were given.
         """
         self._settle(self._path)
         self._grow_older()
-        tried: set[_Place] = set()
-        waiting: list[tuple[float, int, _Stand]] = []
+        tried: set[Place] = set()
+        waiting: list[tuple[float, int, Stand]] = []
         try:
             while self._order:
                 worth, entry, stand = self._order[0]
@@ -220,6 +203,8 @@ class HitDensity:
                     heapq.heappop(self._order)
                 elif stand.worth > worth:
                     heapq.heapreplace(self._order, self._entry(stand))
+                elif worth >= bar:
+                    return
                 elif self._is_covered(place.node):
                     del stand.places[place]
                 elif place in tried:
@@ -242,7 +227,7 @@ class HitDensity:
 
     # The order
 
-    def _offer(self, place: _Place, stand: _Stand, tried: set[_Place]) -> Iterator[tuple[Node, int]]:
+    def _offer(self, place: Place, stand: Stand, tried: set[Place]) -> Iterator[tuple[Node, int]]:
         """Yield a place; who does not give way waits behind the others of its birth."""
         blocks = place.blocks
         if stand is place.tail:
@@ -255,7 +240,7 @@ class HitDensity:
             stand.places.move_to_end(place)
             tried.add(place)
 
-    def _enter(self, place: _Place, *, first: bool = False) -> None:
+    def _enter(self, place: Place, *, first: bool = False) -> None:
         """Stand with the births of a place, behind what is there or, with `first`, before it."""
         for stand in (place.body, place.tail):
             if stand is not None:
@@ -264,12 +249,12 @@ class HitDensity:
                 stand.places[place] = None
                 stand.places.move_to_end(place, last=not first)
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, place: Place) -> None:
         place.body.places.pop(place, None)
         if place.tail is not None:
             place.tail.places.pop(place, None)
 
-    def _entry(self, stand: _Stand) -> tuple[float, int, _Stand]:
+    def _entry(self, stand: Stand) -> tuple[float, int, Stand]:
         stand.entry = self._entries()
         return stand.worth, stand.entry, stand
 
@@ -282,7 +267,7 @@ class HitDensity:
             self._order = [item for item in self._order if item[1] == item[2].entry and item[2].places]
             heapq.heapify(self._order)
 
-    def _rank(self, stand: _Stand) -> None:
+    def _rank(self, stand: Stand) -> None:
         if stand.places:
             heapq.heappush(self._order, self._entry(stand))
 
@@ -294,39 +279,37 @@ class HitDensity:
 
     # Sessions
 
-    def _begin_path(self, *, depth: int, pause_seconds: float, blocks: int = 0) -> None:
+    def _begin_path(self, path: Path) -> None:
         self._settle(self._path)
-        self._path = _Path(depth=depth, pause_seconds=pause_seconds, blocks=blocks)
+        self._path = path
         self._paths += 1
         self._grow_older()
         if not self._paths % LEARN_EVERY_PATHS:
             for table in self._tables.values():
                 table.learn()
 
-    def _settle(self, path: _Path) -> None:
+    def _settle(self, path: Path) -> None:
         """A path is known as a whole: so is what it says of its session."""
-        signature = signature_of(
-            depth=path.depth,
-            pause_seconds=path.pause_seconds,
-            blocks=path.blocks,
-            new_blocks=path.new_blocks,
-        )
+        signature = path.signature
         for stand in path.stands.values():
             if stand.kind is Kind.SESSION and stand.signature != signature:
                 stand.signature = signature
                 self._rank(stand)
 
-    def _stand(self, node: Node, kind: Kind) -> _Stand:
-        """Return the birth of the present path that a node is of."""
-        name = node.retention_class
+    def _stand(self, name: str, kind: Kind) -> Stand:
+        """Return the birth of the present path that blocks of a class are of."""
         stand = self._path.stands.get((name, kind))
         if stand is None:
-            table = self._tables.get(name)
-            if table is None:
-                table = self._tables[name] = ReuseTable()
-            stand = self._path.stands[name, kind] = _Stand(table, self._now, kind)
+            table = self._table(name)
+            stand = self._path.stands[name, kind] = Stand(table, self._now, kind)
             table.follow(stand)
         return stand
+
+    def _table(self, name: str) -> ReuseTable[Stand]:
+        table = self._tables.get(name)
+        if table is None:
+            table = self._tables[name] = ReuseTable()
+        return table
 
     def _leave_behind(self, parent: Node, node: Node) -> None:
         """The session goes on with `node`: what else it had behind its parent will hardly be read again. It
@@ -349,11 +332,11 @@ class HitDensity:
 
     # What left
 
-    def _remember(self, place: _Place, at: int) -> None:
+    def _remember(self, place: Place, at: int) -> None:
         """Blocks leave from the tail on: they are followed together with those that left behind them."""
         node = place.node
-        key, end = _key_of(node, at), place.blocks
-        gone = _Gone(place.body, 0, place.path, None, b"")
+        key, end = key_of(node, at), place.blocks
+        gone = Gone(place.body, 0, place.path, None, b"")
         earlier = self._gone.get(place.gone)
         if earlier is not None and earlier.body is place.body:
             gone = self._gone.pop(place.gone)
@@ -362,12 +345,15 @@ class HitDensity:
             place.tail.places.pop(place, None)
             place.tail = None
         gone.blocks += max(0, end - at)
-        self._gone[key] = gone
+        self._follow_gone(key, gone)
         place.gone, place.blocks = key, at
-        while len(self._gone) > self._gone_max:
-            self._lose(self._gone.popitem(last=False)[1])
         if not at and node.parent is not None:
             self._uncover(node.parent, key)
+
+    def _follow_gone(self, key: bytes, gone: Gone) -> None:
+        self._gone[key] = gone
+        while len(self._gone) > self._gone_max:
+            self._lose(self._gone.popitem(last=False)[1])
 
     def _uncover(self, parent: Node, gone: bytes) -> None:
         """The last that stood behind a node may have left: it is the next of its session to go."""
@@ -377,12 +363,12 @@ class HitDensity:
             if place not in place.body.places:
                 self._enter(place, first=True)
 
-    def _came_back(self, gone: _Gone, node: Node) -> int:
+    def _came_back(self, gone: Gone, keys: Keys, count: int) -> int:
         """What left was written again, a read that could have been a hit; returns how many blocks it was."""
-        blocks = min(gone.blocks, node.count)
+        blocks = min(gone.blocks, count)
         gone.body.read(self._now, blocks)
         gone.blocks -= blocks
-        if gone.tail is not None and gone.tail_key in node.keys:
+        if gone.tail is not None and gone.tail_key in keys:
             gone.tail.read(self._now, 1)
             gone.tail = None
             blocks += 1
@@ -390,17 +376,8 @@ class HitDensity:
         return blocks
 
     @staticmethod
-    def _lose(gone: _Gone) -> None:
+    def _lose(gone: Gone) -> None:
         """Follow blocks no longer."""
         gone.body.blocks -= gone.blocks
         if gone.tail is not None:
             gone.tail.blocks -= 1
-
-
-def _key_of(node: Node, index: int) -> bytes:
-    """Return the key of one block of a node."""
-    for piece in node.slices:
-        if index < piece.count:
-            return key_at(piece.frame.keys, piece.start + index)
-        index -= piece.count
-    raise IndexError(index)

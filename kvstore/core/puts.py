@@ -62,6 +62,8 @@ class PendingPut:
         self.absent: Mask = np.zeros(self.count, np.bool_)
         self.in_flight: Mask = np.zeros(self.count, np.bool_)
         self.held: list[tuple[Frame, int]] = []
+        self.above: Node | None = None
+        """What was present last of its chain."""
         self.published = False
         self.writers = 0
 

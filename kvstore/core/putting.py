@@ -15,6 +15,7 @@ from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Frame, Node, Slice
 from kvstore.core.limits import Limits
 from kvstore.core.loose import WHOLE
+from kvstore.core.newcomers import Newcomers
 from kvstore.core.puts import (
     PendingPut,
     Presence,
@@ -58,6 +59,7 @@ class Putting:
         self._new_number = new_number
         self._checks = PutChecks(limits)
         self._presence = Presence(catalog)
+        self._newcomers = Newcomers(catalog, writeback)
         self._reservations: dict[int, Reservation] = {}
         self._puts: dict[tuple[bytes, bytes], PendingPut] = {}
         self._remembered: OrderedDict[int, Published] = OrderedDict()
@@ -86,7 +88,7 @@ class Putting:
         put = self._join_or_start(state, request, pieces, monotonic=monotonic, now=now)
         fresh = [self._add_part(put, piece, now=now) for piece in pieces]
         pages = sum(part.mask * np.int64(part.data.part.stride_pages) for part in fresh)
-        self._allocate(put, fresh, room=self._pages.leading(request.session, np.asarray(pages)))
+        self._allocate(put, fresh, room=self._pages.leading(request.session, np.asarray(pages)), now=now)
         outcomes = reserved_outcomes(put, fresh)
         if not any(part.mask.any() for part in fresh):
             for part in fresh:
@@ -151,6 +153,7 @@ class Putting:
             self._catalog.touch_path(node, by=put.retention_class, now=now, how=Touch.WRITE, above=above)
             self._writeback.enqueue(node)
             last = node
+        put.above = last
         for item in state.runs.path(last):
             for piece in item.slices:
                 end = piece.start + piece.count
@@ -166,10 +169,10 @@ class Putting:
         put.parts[piece.part] = put_part
         return put_part
 
-    def _allocate(self, put: PendingPut, fresh: list[PutPart], *, room: int) -> None:
+    def _allocate(self, put: PendingPut, fresh: list[PutPart], *, room: int, now: float) -> None:
         for part in fresh:
             places = np.flatnonzero(part.mask[:room])
-            slots = self._catalog.allocate(len(places), part.data.part, by=put.retention_class)
+            slots = self._newcomers.allocate(put, part.data.part, places, now=now)
             part.data.slots[places[: len(slots)]] = slots
             if len(slots) < len(places):
                 room = min(room, int(places[len(slots)]))

@@ -24,25 +24,26 @@ AGES = 36
 FIRST_AGE_SECONDS = 2.0
 AGE_STARTS: list[float] = [0.0, *(FIRST_AGE_SECONDS * 2 ** (step / 2) for step in range(AGES))]
 """Ages from AGE_STARTS[i] on to the next are alike: half octaves, to six days. Units: seconds."""
-BANDS = 4
-BAND_OF_AGE = [min(BANDS - 1, age * BANDS // 24) for age in range(AGES)]
-"""Factors may differ between ages of less than 11 s, 90 s, 12 min, and more."""
+BANDS = 8
+BAND_OF_AGE = [min(BANDS - 1, max(0, age - 3) // 2) for age in range(AGES)]
+"""Factors may differ between ages: an octave each from 8 s to 9 min, and what is below and above."""
 
-DECAY = 0.99
+DECAY = 0.9975
 PRIOR = 20.0
 """Of what is believed before anything was seen: as much as so many blocks or sessions."""
-FACTOR_PRIOR, BAND_PRIOR = 20.0, 60.0
-DAMPING = 0.5
+FACTOR_PRIOR, BAND_PRIOR = 60.0, 120.0
+DAMPING = 0.15
+"""Factors of the same sessions answer the same surprise, so each goes a part of the way."""
 HAZARD_MAX = 0.95
-FACTOR_STEPS = 4
-"""Factors are told apart to a quarter octave when a worth is worked out."""
 BIRTHS_MAX = 1 << 16
 
-DEPTH_BOUNDS = (1, 2, 4, 16)
 PAUSE_BOUNDS = (0.0, *(float(1 << step) for step in range(2, 14)))
-BINS = 24
+SPELL_BOUNDS = (1, 2, 3, 5, 8, 12, 20, 40)
+BINS = 64
 Signature = tuple[int, ...]
-"""What is known of a session, in bins: how many requests built it, its last pause, its length, its news."""
+"""What is known of a session, in bins: its last pause and its usual one, its length, its news, and how many
+requests came one upon the other.
+"""
 
 
 class Kind(IntEnum):
@@ -61,17 +62,22 @@ def age_of(seconds: float) -> int:
     return min(AGES, bisect.bisect_right(AGE_STARTS, max(0.0, seconds))) - 1
 
 
-def signature_of(*, depth: int, pause_seconds: float, blocks: int, new_blocks: int) -> Signature:
-    """Return what is known of a session; a negative pause: it has just begun."""
+def signature_of(
+    *, pause_seconds: float, usual_pause: float, spell: int, blocks: int, new_blocks: int
+) -> Signature:
+    """Return what is known of a session; negative pauses: it has just begun. Units: `usual_pause` in octaves
+    of seconds.
+    """
     return (
-        bisect.bisect_right(DEPTH_BOUNDS, depth),
         bisect.bisect_right(PAUSE_BOUNDS, pause_seconds),
-        min(BINS - 1, int(2 * math.log2(max(1, blocks)))),
+        min(BINS - 1, int(2 * max(0.0, usual_pause + 0.5))),
+        min(BINS - 1, int(4 * math.log2(max(1, blocks)))),
         min(BINS - 1, max(0, new_blocks).bit_length()),
+        bisect.bisect_right(SPELL_BOUNDS, spell),
     )
 
 
-FRESH = signature_of(depth=0, pause_seconds=-1.0, blocks=1, new_blocks=1)
+FRESH = signature_of(pause_seconds=-1.0, usual_pause=-1.0, spell=0, blocks=1, new_blocks=1)
 FEATURES = len(FRESH)
 
 
@@ -120,17 +126,22 @@ class Factors:
     """
 
     def __init__(self) -> None:
-        self._factor = _nested(1.0)
-        self._seen = _nested(0.0)
-        self._expected = _nested(0.0)
+        self._factor: Floats = np.ones((FEATURES, BINS, 1 + BANDS))
+        self._seen = _zeros()
+        self._expected = _zeros()
+        self._set_bands()
 
     def of(self, signature: Signature, band: int) -> float:
         """Return the factor of a session in a band of ages."""
         found = 1.0
-        for bins, place in zip(self._factor, signature, strict=True):
-            row = bins[place]
-            found *= row[0] * row[1 + band]
+        for bins, place in zip(self._in_band, signature, strict=True):
+            found *= bins[place][band]
         return found
+
+    def by_age(self, signature: Signature) -> Floats:
+        """Return the factors of a session. Shapes: f64[ages]."""
+        bands: Floats = self._bands[_EVERY_FEATURE, signature].prod(axis=0)
+        return bands[BAND_OF_AGE]
 
     def expect(self, signature: Signature, band: int, amount: float) -> None:
         """So much was expected to be read."""
@@ -142,19 +153,24 @@ class Factors:
 
     def learn(self) -> None:
         """Move each factor towards what was seen against what was expected."""
-        for factors, seen, expected in zip(self._factor, self._seen, self._expected, strict=True):
-            for row, saw, foresaw in zip(factors, seen, expected, strict=True):
-                for column, amount in enumerate(foresaw):
-                    if amount or saw[column]:
-                        prior = BAND_PRIOR if column else FACTOR_PRIOR
-                        ratio = ((saw[column] + prior) / (amount + prior)) ** DAMPING
-                        row[column] *= ratio
-                        foresaw[column] = amount * ratio * DECAY
-                        saw[column] *= DECAY
+        seen, expected = np.array(self._seen), np.array(self._expected)
+        ratio = ((seen + _PRIORS) / (expected + _PRIORS)) ** DAMPING
+        self._factor *= ratio
+        self._seen = (DECAY * seen).tolist()
+        self._expected = (DECAY * ratio * expected).tolist()
+        self._set_bands()
+
+    def _set_bands(self) -> None:
+        self._bands: Floats = self._factor[:, :, :1] * self._factor[:, :, 1:]
+        self._in_band: list[list[list[float]]] = self._bands.tolist()
 
 
-def _nested(value: float) -> list[list[list[float]]]:
-    return [[[value] * (1 + BANDS) for _ in range(BINS)] for _ in range(FEATURES)]
+_EVERY_FEATURE = range(FEATURES)
+_PRIORS = np.array([FACTOR_PRIOR] + [BAND_PRIOR] * BANDS)
+
+
+def _zeros() -> list[list[list[float]]]:
+    return [[[0.0] * (1 + BANDS) for _ in range(BINS)] for _ in range(FEATURES)]
 
 
 def _add(table: list[list[list[float]]], signature: Signature, band: int, amount: float) -> None:
@@ -173,7 +189,7 @@ class ReuseTable(Generic[AnyBirth]):
         self._waiting: list[deque[AnyBirth]] = [deque() for _ in range(AGES)]
         self._births = 0
         self._factors = Factors()
-        self._worths: dict[tuple[int, ...], list[float]] = {}
+        self._worths: dict[Signature, list[float]] = {}
         self._set_hazards()
 
     def follow(self, birth: AnyBirth) -> None:
@@ -226,13 +242,11 @@ class ReuseTable(Generic[AnyBirth]):
         """Return what keeping one more block of a birth is worth at its age."""
         if birth.kind is not Kind.SESSION:
             return self._plain[birth.kind][birth.age]
-        steps = (self._factors.of(birth.signature, band) for band in range(BANDS))
-        key = tuple(round(FACTOR_STEPS * math.log2(factor)) for factor in steps)
-        worths = self._worths.get(key)
+        worths = self._worths.get(birth.signature)
         if worths is None:
-            bands = np.exp2(np.array(key) / FACTOR_STEPS)
-            hazards = np.minimum(HAZARD_MAX, self._hazards[Kind.SESSION] * bands[BAND_OF_AGE])
-            worths = self._worths[key] = _worth(hazards[None, :])[0].tolist()
+            hazards = self._hazards[Kind.SESSION] * self._factors.by_age(birth.signature)
+            worths = _worth(np.minimum(HAZARD_MAX, hazards)[None, :])[0].tolist()
+            self._worths[birth.signature] = worths
         return worths[birth.age]
 
     def learn(self) -> None:

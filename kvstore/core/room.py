@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,8 +23,8 @@ class Room:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def allocate(self, count: int, part: Part) -> U32Array:
-        """Hand out up to `count` slots; fewer when everything left is held.
+    def allocate(self, count: int, part: Part, *, bar: float = math.inf) -> U32Array:
+        """Hand out up to `count` slots; fewer when everything left is held, or worth `bar` or more.
 
         Shapes: u32[<= count].
         """
@@ -31,7 +32,7 @@ class Room:
         slots = slabs.allocate(count, stride_pages=stride)
         while len(slots) < count and slabs.fits(stride_pages=stride):
             missing = count - len(slots)
-            if not self._evict(missing * stride):
+            if not self._evict(missing * stride, bar):
                 break
             more = slabs.allocate(missing, stride_pages=stride)
             if not len(more) and self._vacate_slab(stride):
@@ -39,10 +40,10 @@ class Room:
             slots = np.concatenate((slots, more))
         return slots
 
-    def _evict(self, pages: int) -> bool:
+    def _evict(self, pages: int, bar: float) -> bool:
         slabs = self._catalog.slabs
         before = slabs.used_pages
-        for node, most in self._catalog.policy.victims():
+        for node, most in self._catalog.policy.victims(bar):
             block_pages = node.slices[-1].frame.block_stride_bytes // PAGE_BYTES
             self.evict_from(node, min(pages - (before - slabs.used_pages), most * block_pages))
             if before - slabs.used_pages >= pages:

@@ -37,13 +37,17 @@ class WriteBack:
         self._leaving: dict[int, int] = {}
         self._refused: dict[Frame, None] = {}
 
+    def reaches(self, retention_class: str) -> bool:
+        """Say whether there is an SSD for what a class holds."""
+        return self._tier is not None and self._catalog.retention.held_by(retention_class).reaches_ssd
+
     def enqueue(self, node: Node) -> list[Frame]:
         """Queue what of a node and its ancestors is not on SSD yet, ancestors first; returns the frames not
         yet durable. Where one is not admitted, what follows it is not either.
         """
         missing: list[Frame] = []
         is_admitted = True
-        if self._tier is None or not self._catalog.retention.held_by(node.retention_class).reaches_ssd:
+        if not self.reaches(node.retention_class):
             return missing
         for item in reversed(RunIndex.path(node)):
             for index, piece in enumerate(item.slices):

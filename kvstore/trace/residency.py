@@ -119,6 +119,8 @@ class Watched:
         self.join = inner.join
         self.leaving = inner.leaving
         self.remove = inner.remove
+        self.expect = inner.expect
+        self.refuse = inner.refuse
         self.victims = inner.victims
         self.nodes = inner.nodes
 

@@ -40,7 +40,7 @@ def test_other_traffic_does_not_pay_for_it(name: str, room: int, least: float) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("room", "share"), [(16384, 0.15), (65536, 0.1)])
+@pytest.mark.parametrize(("room", "share"), [(16384, 0.15), (32768, 0.15), (65536, 0.1)])
 def test_of_agents_something_is_gained_where_room_is_short(room: int, share: float) -> None:
     more, possible = gained(DEV, room)
     assert more >= share * possible

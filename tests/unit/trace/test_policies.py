@@ -40,6 +40,33 @@ def test_sessions_are_kept_before_what_nobody_repeats() -> None:
     assert hits("density", requests) > possible / 3
 
 
+def test_what_is_worth_less_than_all_else_is_not_taken_in() -> None:
+    requests = sessions_among_strangers(150)
+    simulator = Simulator(block_tokens=4, capacity_blocks=ROOM, policy=HitDensity())
+    tally = simulator.run(requests)
+    missed = sum(r.blocks for r in requests) - tally.hit_blocks
+    assert tally.stored_blocks < missed - 1000
+    assert tally.hit_blocks > 10 * (150 - SESSIONS) / 2
+
+
+def test_what_goes_on_to_ssd_is_taken_in_whatever_it_is_worth() -> None:
+    requests = sessions_among_strangers(150)
+    simulator = Simulator(
+        block_tokens=4, capacity_blocks=ROOM, policy=HitDensity(), block_bytes=4096, ssd_bytes=1 << 30
+    )
+    tally = simulator.run(requests)
+    assert tally.stored_blocks == sum(r.blocks for r in requests) - tally.hit_blocks
+
+
+def test_what_was_not_taken_in_is_known_when_it_comes_back() -> None:
+    policy, names = HitDensity(), [bytes([n]) * 16 for n in range(10)]
+    policy.expect(None, names, retention_class="default", now=100.0)
+    policy.refuse(None, names, 0, retention_class="default")
+    policy.expect(None, [bytes([99]) * 16], retention_class="default", now=110.0)
+    policy.expect(None, names, retention_class="default", now=130.0)
+    assert (policy._path.pause_seconds, policy._path.spell, policy._path.new_blocks) == (30.0, 1, 0)
+
+
 def test_what_left_is_followed_within_bounds() -> None:
     policy = HitDensity(gone_max=16)
     simulator = Simulator(block_tokens=4, capacity_blocks=ROOM, policy=policy)
@@ -47,6 +74,7 @@ def test_what_left_is_followed_within_bounds() -> None:
     for index in range(200):
         simulator.request(request(index, 1 + 100 * rng.randrange(40), rng.randrange(1, 30)))
     assert len(policy._gone) <= 16
+    assert not policy._awaited
     assert {node for node in policy.nodes() if node.count == 0} == set()
     assert sum(node.count for node in policy.nodes()) == simulator.ladder.catalog.slabs.used_pages
 
@@ -54,7 +82,9 @@ def test_what_left_is_followed_within_bounds() -> None:
 def born(table: ReuseTable[Birth], at: float, *, new_blocks: int = 1) -> Birth:
     """A session of a hundred blocks."""
     birth = Birth(table, at, Kind.SESSION)
-    birth.signature = signature_of(depth=1, pause_seconds=5.0, blocks=100, new_blocks=new_blocks)
+    birth.signature = signature_of(
+        pause_seconds=5.0, usual_pause=3.0, spell=1, blocks=100, new_blocks=new_blocks
+    )
     birth.grow(100)
     table.follow(birth)
     return birth
