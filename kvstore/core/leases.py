@@ -212,6 +212,8 @@ class LeaseTable:
     def _readable(self, lease: Lease) -> tuple[Extent, ...]:
         """Return what lies in host memory, and what has come of loads that are not over."""
         found = extents(lease.all_items, parts=lease.parts, limit=lease.limit)
+        if not lease.waiting:
+            return found
         for load in {id(one): one for i in lease.all_items for one in i.frame.loads.values()}.values():
             for position in load.results if lease in load.waiters else ():
                 found += self.arriving(lease, load, position)

@@ -169,6 +169,8 @@ class Loads:
                     entering[load] = None
                 load.waiters[waiter] = load.waiters.get(waiter, 0) + 1
                 joined += 1
+        if not entering:
+            return joined
         if urgent:
             enter(list(entering), self._urgent, session=session, sweep_bytes=self._limits.sweep_bytes)
         else:  # nobody computes with a part of a block: no more of them is begun than the tier reads

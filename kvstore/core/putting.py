@@ -5,7 +5,7 @@ still touch.
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
@@ -348,7 +348,9 @@ class Putting:
         return list(dict.fromkeys([*waiting, *bases])) if bases is not None else []
 
     def _close(self, put: PendingPut) -> None:
-        deque(map(put.state.pending.pop, put.registered, itertools.repeat(None)), maxlen=0)
+        pending = put.state.pending
+        for name in [name for name in put.registered if pending.get(name) is put]:
+            del pending[name]  # a later rank of another put may have registered the same block
         put.registered.clear()
         if self._puts.get((put.state.fingerprint, put.put_id)) is put:
             del self._puts[(put.state.fingerprint, put.put_id)]

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from kvstore import hashing
-from kvstore.api import CommitAnswer, CommitRequest, OutcomeRun, PartBlocks, PartDigests, ReserveRequest
+from kvstore.api import (
+    CommitAnswer,
+    CommitRequest,
+    OutcomeRun,
+    PartBlocks,
+    PartDigests,
+    ReserveAnswer,
+    ReserveRequest,
+)
 from kvstore.errors import InvalidArgument, LeaseExpired, UnknownNamespace
 from kvstore.types import PART_WAIT_SECONDS, AckTier, BlockHash, Fingerprint, MissReason, PutOutcome
 from tests.support.driver import check_extents, fill, namespace, put
@@ -171,6 +179,27 @@ def test_a_put_with_a_writer_makes_no_way() -> None:
     rig.tick(PART_WAIT_SECONDS)
     second = rig.ladder.reserve(whole)
     assert second.outcomes == (OutcomeRun(PutOutcome.IN_FLIGHT, 3),)
+
+
+def test_the_end_of_a_put_leaves_what_a_rank_of_another_brings_in_flight() -> None:
+    """The rank had room for a block that the first rank of its put had none for, and a rival took up."""
+    rig = Rig(space=namespace(parts=2), pages=4, ssd=False)
+    keys = rig.keys(2)
+
+    def bring(name: bytes, part: int, blocks: bytes) -> ReserveAnswer:
+        count = len(blocks) // 32
+        return rig.ladder.reserve(reserve(rig, blocks, put_id=name, parts=(PartBlocks(part, 0, count),)))
+
+    filler = bring(b"filler", 0, rig.keys(3, salt=9))
+    short = bring(b"a", 0, keys)
+    assert short.outcomes == (OutcomeRun(PutOutcome.RESERVED, 1), OutcomeRun(PutOutcome.THROTTLED, 1))
+    rig.ladder.abort(filler.reservation)
+    rival = bring(b"b", 0, keys)
+    assert rival.outcomes == (OutcomeRun(PutOutcome.IN_FLIGHT, 1), OutcomeRun(PutOutcome.RESERVED, 1))
+    assert bring(b"a", 1, keys).outcomes == (OutcomeRun(PutOutcome.RESERVED, 2),)
+    rig.ladder.abort(rival.reservation)
+    assert bring(b"c", 0, keys).outcomes == (OutcomeRun(PutOutcome.IN_FLIGHT, 2),)
+    check_integrity(rig.ladder)
 
 
 def test_ranks_that_disagree_are_told_both_sides() -> None:
