@@ -17,7 +17,16 @@ from kvstore.cli.output import (
 )
 from kvstore.cli.plan_policies import show_policies
 from kvstore.cli.plan_report import Outcome
-from kvstore.cli.traces import BlockOption, JsonOption, StrictOption, TraceArgument, read_trace, ttl_of
+from kvstore.cli.traces import (
+    BlockOption,
+    JsonOption,
+    RuleOption,
+    StrictOption,
+    TraceArgument,
+    read_trace,
+    rules_of,
+    ttl_of,
+)
 from kvstore.errors import InvalidArgument
 from kvstore.trace.planner import beyond, check_scale, sweep, ttls_within
 from kvstore.trace.prices import Prices, read_prices
@@ -64,6 +73,7 @@ def plan(
     ttl_mode: PlanModeOption = TtlMode.SLIDING,
     prices: PricesOption = None,
     policies: PoliciesOption = False,
+    class_rule: RuleOption = None,
     plot: PlotOption = None,
     jobs: JobsOption = max(1, min(2, os.cpu_count() or 1)),
     strict: StrictOption = False,
@@ -86,8 +96,12 @@ def plan(
     file, requests = read_trace(trace, block_size=block_size, strict=strict)
     capacities = [_capacity(text) for text in capacity_blocks.split(",")]
     if policies:
-        show_policies(file, capacities, jobs=jobs, as_json=as_json)
+        show_policies(file, capacities, rules_of(class_rule), jobs=jobs, as_json=as_json)
         raise typer.Exit(EXIT_FINE)
+    if class_rule:
+        raise InvalidArgument(
+            "--class-rule tells the orders of --policies what to learn apart; add --policies"
+        )
     outcome = _outcome(
         file,
         requests,

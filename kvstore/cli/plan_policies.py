@@ -8,11 +8,14 @@ from typing import Any
 from kvstore.cli.output import Sheet, count_text, emit_json, progress
 from kvstore.core.eviction import POLICIES
 from kvstore.errors import InvalidArgument
+from kvstore.trace.classing import ClassRules
 from kvstore.trace.planner import Comparison, compare
 from kvstore.trace.requests import TraceFile
 
 
-def show_policies(file: TraceFile, capacities: Sequence[int], *, jobs: int, as_json: bool) -> None:
+def show_policies(
+    file: TraceFile, capacities: Sequence[int], rules: ClassRules, *, jobs: int, as_json: bool
+) -> None:
     """Run every order at every capacity and print what came of it.
 
     Errors: InvalidArgument where nothing would ever have to leave.
@@ -21,7 +24,12 @@ def show_policies(file: TraceFile, capacities: Sequence[int], *, jobs: int, as_j
         raise InvalidArgument("--policies needs --capacity-blocks: with room for all nothing has to leave")
     with progress("policies", total=len(capacities) * (len(POLICIES) + 1)) as bar:
         found = compare(
-            file.path, block_tokens=file.block_tokens, capacities=capacities, jobs=jobs, on_done=bar.to
+            file.path,
+            block_tokens=file.block_tokens,
+            capacities=capacities,
+            rules=rules,
+            jobs=jobs,
+            on_done=bar.to,
         )
     if as_json:
         emit_json({"trace": str(file.path), "points": [_row(item) for item in found]})

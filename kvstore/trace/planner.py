@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 
 from kvstore.core.eviction import POLICIES
 from kvstore.errors import InvalidArgument
+from kvstore.retention import DEFAULT_CLASS, RetentionClass
+from kvstore.trace.classing import ClassRules
 from kvstore.trace.optimum import Future
 from kvstore.trace.requests import TraceFile, TraceRequest
 from kvstore.trace.simulator import Simulator
-from kvstore.types import TtlMode
+from kvstore.types import Tier, TtlMode
 
 Result = TypeVar("Result")
 
@@ -53,9 +55,9 @@ _loaded: dict[str, tuple[int, list[TraceRequest]]] = {}
 """The trace of this worker process, read once."""
 
 
-def _load(path: str, block_tokens: int) -> tuple[int, list[TraceRequest]]:
+def _load(path: str, block_tokens: int, rules: ClassRules | None = None) -> tuple[int, list[TraceRequest]]:
     if path not in _loaded:
-        file = TraceFile(Path(path), block_tokens=block_tokens)
+        file = TraceFile(Path(path), block_tokens=block_tokens, rules=rules)
         _loaded[path] = (file.block_tokens, file.sorted())
     return _loaded[path]
 
@@ -123,12 +125,15 @@ def compare(
     *,
     block_tokens: int,
     capacities: Sequence[int],
+    rules: ClassRules,
     jobs: int,
     on_done: Callable[[int], None],
 ) -> list[Comparison]:
-    """Run every order of eviction at every capacity, nothing expiring, beside the bound of `optimum`."""
+    """Run every order of eviction at every capacity, nothing expiring, beside the bound of `optimum`. Classes
+    differ in nothing but what an order learns of each.
+    """
     names = [*POLICIES, ""]
-    wanted = [(str(path), block_tokens, room, name) for room in capacities for name in names]
+    wanted = [(str(path), block_tokens, room, name, rules) for room in capacities for name in names]
     rates = _all_of(_rate, wanted, jobs=jobs, on_done=on_done)
     rows = [rates[i : i + len(names)] for i in range(0, len(rates), len(names))]
     return [
@@ -137,11 +142,24 @@ def compare(
     ]
 
 
-def _rate(path: str, block_tokens: int, capacity_blocks: int, policy: str) -> float:
+def endless(names: Sequence[str]) -> tuple[RetentionClass, ...]:
+    """Return the default class and these, in host memory and without an end."""
+    return tuple(
+        RetentionClass(name, math.inf, TtlMode.SLIDING, Tier.HOST)
+        for name in dict.fromkeys((DEFAULT_CLASS, *names))
+    )
+
+
+def _rate(path: str, block_tokens: int, capacity_blocks: int, policy: str, rules: ClassRules) -> float:
     """Return the token hit rate of a policy, or with "" the bound."""
-    size, requests = _load(path, block_tokens)
+    size, requests = _load(path, block_tokens, rules)
     if policy:
-        simulator = Simulator(block_tokens=size, capacity_blocks=capacity_blocks, policy=POLICIES[policy]())
+        simulator = Simulator(
+            block_tokens=size,
+            capacity_blocks=capacity_blocks,
+            classes=endless(rules.classes),
+            policy=POLICIES[policy](),
+        )
         return simulator.run(requests).rates()["token_hit_rate"]
     hits = Future(requests).hit_tokens(block_tokens=size, capacity_blocks=capacity_blocks)
     return hits / max(1, sum(request.input_tokens for request in requests))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvstore.core.eviction_density import HitDensity
+from kvstore.trace.classing import parse_rules
 from kvstore.trace.optimum import Future
+from kvstore.trace.planner import endless
 from kvstore.trace.simulator import Simulator
 from tests.unit.trace.test_reference import CONVERSATION, DEV, SMALL, SYNTHETIC, TRACES, loaded
 
@@ -14,11 +16,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def gained(name: str, room: int) -> tuple[float, float]:
+def gained(name: str, room: int, *rules: str) -> tuple[float, float]:
     """How far density is above the least recent order, and how far the best possible is."""
-    size, requests, reference = loaded(name)
+    chosen = parse_rules(rules)
+    size, requests, reference = loaded(name, rules=chosen)
     lru = reference["lru"][str(room)]["tok"]
-    tally = Simulator(block_tokens=size, capacity_blocks=room, policy=HitDensity()).run(requests)
+    simulator = Simulator(
+        block_tokens=size, capacity_blocks=room, classes=endless(chosen.classes), policy=HitDensity()
+    )
+    tally = simulator.run(requests)
     best = Future(requests).hit_tokens(block_tokens=size, capacity_blocks=room) / tally.input_tokens
     return tally.rates()["token_hit_rate"] - lru, best - lru
 
@@ -40,7 +46,15 @@ def test_other_traffic_does_not_pay_for_it(name: str, room: int, least: float) -
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("room", [4096, 8192, 16384, 32768, 65536])
+def test_of_agents_a_seventh_is_gained_when_the_end_of_a_turn_is_told(room: int) -> None:
+    """An answer that ended with a call of a tool is followed by another request in seconds."""
+    more, possible = gained(DEV, room, "chat: stop=end_turn")
+    assert more >= 0.15 * possible
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("room", "share"), [(16384, 0.15), (32768, 0.15), (65536, 0.1)])
-def test_of_agents_something_is_gained_where_room_is_short(room: int, share: float) -> None:
+def test_of_agents_something_is_gained_without_classes(room: int, share: float) -> None:
     more, possible = gained(DEV, room)
     assert more >= share * possible

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,3 +153,36 @@ def test_misuse_is_one_clear_line(
 ) -> None:
     assert run(["plan", str(trace(tmp_path / "t.jsonl")), "--jobs", "1", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_order_that_learns_learns_of_each_class_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = turns(tmp_path / "turns.jsonl")
+    command = ["plan", str(path), "--policies", "--capacity-blocks", "48", "--jobs", "1", "--json"]
+    rates = []
+    for more in ([], ["--class-rule", "chat: stop=end_turn"]):
+        assert run([*command, *more]) == 0
+        (point,) = json.loads(capsys.readouterr().out)["points"]
+        rates.append(point["token_hit_rates"])
+    alike, apart = rates
+    assert apart["lru"] == alike["lru"]
+    assert apart["density"] > alike["density"] + 0.02
+    assert run(["plan", str(path), "--class-rule", "chat: stop=end_turn"]) == 2
+    assert "add --policies" in capsys.readouterr().err
+
+
+def turns(path: Path) -> Path:
+    """Sessions side by side, each at another point of a turn of any length; after its end none comes back."""
+    lines: list[dict[str, Any]] = []
+    rng = random.Random(1)
+    for session in range(200):
+        ids = [1000 * session + block for block in range(1, 9)]
+        steps = rng.randint(1, 9)
+        for step in range(steps):
+            line = {"timestamp": 1000 * (3 * session + 7 * step), "hash_ids": ids, "output_length": 1}
+            stop = "end_turn" if step == steps - 1 else "tool_use"
+            lines.append(line | {"input_length": 512 * len(ids), "stop": stop})
+    lines.sort(key=lambda line: line["timestamp"])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path

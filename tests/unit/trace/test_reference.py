@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvstore.quantities import parse_seconds
+from kvstore.trace.classing import ClassRules
 from kvstore.trace.requests import TraceFile, TraceRequest
 from kvstore.trace.simulator import Simulator
 from kvstore.types import TtlMode
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @cache
-def loaded(name: str) -> tuple[int, list[TraceRequest], dict[str, Any]]:
+def loaded(name: str, rules: ClassRules | None = None) -> tuple[int, list[TraceRequest], dict[str, Any]]:
     """Block size, requests and reference values of a trace."""
-    file = TraceFile(next(TRACES.glob(f"{name}.*jsonl.gz")))
+    file = TraceFile(next(TRACES.glob(f"{name}.*jsonl.gz")), rules=rules)
     return file.block_tokens, file.sorted(), json.loads((TRACES / f"reference/{name}.stats.json").read_text())
 
 
