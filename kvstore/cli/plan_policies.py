@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstore.cli.output import Sheet, count_text, emit_json, progress
+from kvstore.cli.traces import classes_of
 from kvstore.core.eviction import POLICIES
 from kvstore.errors import InvalidArgument
 from kvstore.trace.classing import ClassRules
 from kvstore.trace.planner import Comparison, compare
 from kvstore.trace.requests import TraceFile
+from kvstore.types import Tier, TtlMode
 
 
 def show_policies(
@@ -28,6 +30,7 @@ def show_policies(
             block_tokens=file.block_tokens,
             capacities=capacities,
             rules=rules,
+            classes=classes_of(["inf"], TtlMode.SLIDING, rules, lowest=Tier.HOST),
             jobs=jobs,
             on_done=bar.to,
         )

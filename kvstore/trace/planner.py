@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from kvstore.core.eviction import POLICIES
 from kvstore.errors import InvalidArgument
-from kvstore.retention import DEFAULT_CLASS, RetentionClass
+from kvstore.retention import RetentionClass
 from kvstore.trace.classing import ClassRules
 from kvstore.trace.optimum import Future
 from kvstore.trace.requests import TraceFile, TraceRequest
 from kvstore.trace.simulator import Simulator
-from kvstore.types import Tier, TtlMode
+from kvstore.types import TtlMode
 
 Result = TypeVar("Result")
 
@@ -126,14 +126,13 @@ def compare(
     block_tokens: int,
     capacities: Sequence[int],
     rules: ClassRules,
+    classes: Sequence[RetentionClass],
     jobs: int,
     on_done: Callable[[int], None],
 ) -> list[Comparison]:
-    """Run every order of eviction at every capacity, nothing expiring, beside the bound of `optimum`. Classes
-    differ in nothing but what an order learns of each.
-    """
+    """Run every order of eviction at every capacity, beside the bound of `optimum`: there nothing expires."""
     names = [*POLICIES, ""]
-    wanted = [(str(path), block_tokens, room, name, rules) for room in capacities for name in names]
+    wanted = [(str(path), block_tokens, room, name, rules, classes) for room in capacities for name in names]
     rates = _all_of(_rate, wanted, jobs=jobs, on_done=on_done)
     rows = [rates[i : i + len(names)] for i in range(0, len(rates), len(names))]
     return [
@@ -142,22 +141,21 @@ def compare(
     ]
 
 
-def endless(names: Sequence[str]) -> tuple[RetentionClass, ...]:
-    """Return the default class and these, in host memory and without an end."""
-    return tuple(
-        RetentionClass(name, math.inf, TtlMode.SLIDING, Tier.HOST)
-        for name in dict.fromkeys((DEFAULT_CLASS, *names))
-    )
-
-
-def _rate(path: str, block_tokens: int, capacity_blocks: int, policy: str, rules: ClassRules) -> float:
+def _rate(
+    path: str,
+    block_tokens: int,
+    capacity_blocks: int,
+    policy: str,
+    rules: ClassRules,
+    classes: Sequence[RetentionClass],
+) -> float:
     """Return the token hit rate of a policy, or with "" the bound."""
     size, requests = _load(path, block_tokens, rules)
     if policy:
         simulator = Simulator(
             block_tokens=size,
             capacity_blocks=capacity_blocks,
-            classes=endless(rules.classes),
+            classes=classes,
             policy=POLICIES[policy](),
         )
         return simulator.run(requests).rates()["token_hit_rate"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.cli.traces import classes_of
 from kvstore.core.eviction_density import HitDensity
 from kvstore.trace.classing import parse_rules
 from kvstore.trace.optimum import Future
-from kvstore.trace.planner import endless
 from kvstore.trace.simulator import Simulator
+from kvstore.types import Tier, TtlMode
 from tests.unit.trace.test_reference import CONVERSATION, DEV, SMALL, SYNTHETIC, TRACES, loaded
 
 pytestmark = pytest.mark.skipif(
@@ -21,9 +22,8 @@ def gained(name: str, room: int, *rules: str) -> tuple[float, float]:
     chosen = parse_rules(rules)
     size, requests, reference = loaded(name, rules=chosen)
     lru = reference["lru"][str(room)]["tok"]
-    simulator = Simulator(
-        block_tokens=size, capacity_blocks=room, classes=endless(chosen.classes), policy=HitDensity()
-    )
+    classes = classes_of(["inf"], TtlMode.SLIDING, chosen, lowest=Tier.HOST)
+    simulator = Simulator(block_tokens=size, capacity_blocks=room, classes=classes, policy=HitDensity())
     tally = simulator.run(requests)
     best = Future(requests).hit_tokens(block_tokens=size, capacity_blocks=room) / tally.input_tokens
     return tally.rates()["token_hit_rate"] - lru, best - lru
