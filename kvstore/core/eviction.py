@@ -92,7 +92,23 @@ class _Link:
         self.older.newer, self.newer.older = self.newer, self.older
 
 
-class ExactLru:
+class _KnowsWhatIsThere:
+    """An order that takes in whatever comes, and follows nothing that is not there."""
+
+    def leaving(self, node: Node, at: int) -> None:
+        """Blocks that leave are not followed."""
+
+    def expect(
+        self, above: Node | None, names: Sequence[bytes], *, retention_class: str, now: float
+    ) -> float:
+        """Whatever comes is taken in."""
+        return math.inf
+
+    def refuse(self, above: Node | None, names: Sequence[bytes], at: int, *, retention_class: str) -> None:
+        """What is not written is not followed."""
+
+
+class ExactLru(_KnowsWhatIsThere):
     """Least recently touched first, exactly as if every block were ordered on its own.
 
     Ancestors are touched after their descendants, and a split leaves the tail at its old place, so leaves
@@ -134,18 +150,6 @@ class ExactLru:
             self.remove(gone)
             self.add(kept)
 
-    def leaving(self, node: Node, at: int) -> None:
-        """Blocks that leave are not followed."""
-
-    def expect(
-        self, above: Node | None, names: Sequence[bytes], *, retention_class: str, now: float
-    ) -> float:
-        """Whatever comes is taken in."""
-        return math.inf
-
-    def refuse(self, above: Node | None, names: Sequence[bytes], at: int, *, retention_class: str) -> None:
-        """What is not written is not followed."""
-
     def victims(self, bar: float = math.inf) -> Iterator[tuple[Node, int]]:
         """Yield the least recent first; begins again at the old end when the present node was removed."""
         link = self._ends.newer
@@ -168,7 +172,7 @@ class ExactLru:
         return len(self._links)
 
 
-class S3Fifo:
+class S3Fifo(_KnowsWhatIsThere):
     """S3-FIFO over nodes: a small queue for newcomers, a main queue for the reused, a ghost list of heads.
 
     Source: Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023.
@@ -218,18 +222,6 @@ class S3Fifo:
         if gone in self:
             self.remove(gone)
             self.add(kept)
-
-    def leaving(self, node: Node, at: int) -> None:
-        """Blocks that leave are not followed."""
-
-    def expect(
-        self, above: Node | None, names: Sequence[bytes], *, retention_class: str, now: float
-    ) -> float:
-        """Whatever comes is taken in."""
-        return math.inf
-
-    def refuse(self, above: Node | None, names: Sequence[bytes], at: int, *, retention_class: str) -> None:
-        """What is not written is not followed."""
 
     def victims(self, bar: float = math.inf) -> Iterator[tuple[Node, int]]:
         """Yield from small while it holds more than its share, reused nodes moving to main; then from main

@@ -63,10 +63,8 @@ class HitDensity:
         elif awaited.path is not self._path:
             self._settle(self._path)
             self._path = awaited.path
-        body, tail = (
-            self._stand(node.retention_class, Kind.SESSION),
-            self._stand(node.retention_class, Kind.TAIL),
-        )
+        name = node.retention_class
+        body, tail = self._stand(name, Kind.SESSION), self._stand(name, Kind.TAIL)
         place = Place(node, body, tail, node.count, self._path)
         body.grow(node.count - 1)
         tail.grow(1)
