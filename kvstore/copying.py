@@ -143,9 +143,9 @@ def digest_images(part: Part, images: Sequence[memoryview], lengths: U32Array) -
     rows = [np.frombuffer(image, np.uint8).reshape(-1, part.stride_bytes) for image in images]
     if (count := sum(map(len, rows))) != len(lengths):
         raise InvalidArgument(f"digest of part {part.index}: images of {count} slots, {len(lengths)} lengths")
-    ends = list(itertools.accumulate(map(len, rows)))
-    shares = zip(rows, [0, *ends], ends, strict=False)
-    return b"".join(digests_of(part, block, lengths[start:stop]) for block, start, stop in shares)
+    edges = itertools.pairwise(itertools.accumulate(map(len, rows), initial=0))
+    shares = zip(rows, edges, strict=True)
+    return b"".join(digests_of(part, block, lengths[start:stop]) for block, (start, stop) in shares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,15 @@ def places(news: list[Progress]) -> list[tuple[int, int, int]]:
     return [(e.part, e.first, e.count) for progress in news for e in progress.extents]
 
 
+def given_up() -> tuple[Rig, bytes]:
+    """A lease on the stored blocks that ended when some parts of some of them had come."""
+    rig, keys = stored()
+    lease = match(rig, keys, [])
+    rig.tier.run(LOADS + 1)
+    rig.ladder.release(lease, used=0, outcome=ReleaseOutcome.UNUSED)
+    return rig, keys
+
+
 def test_a_part_of_all_blocks_comes_before_the_next_one() -> None:
     rig, keys = stored()
     news: list[Progress] = []
@@ -84,10 +93,7 @@ def test_who_comes_in_between_hears_of_every_part_once() -> None:
 
 
 def test_reads_that_nobody_waits_for_any_more_are_given_up_and_begun_again_for_the_next() -> None:
-    rig, keys = stored()
-    lease = match(rig, keys, [])
-    rig.tier.run(LOADS + 1)
-    rig.ladder.release(lease, used=0, outcome=ReleaseOutcome.UNUSED)
+    rig, keys = given_up()
     assert rig.ladder.gauges()["kvstore_loads_queued"] == 0
     news: list[Progress] = []
     again = rig.match(keys)
@@ -101,10 +107,7 @@ def test_reads_that_nobody_waits_for_any_more_are_given_up_and_begun_again_for_t
 
 
 def test_a_load_that_was_given_up_leaves_nothing_behind() -> None:
-    rig, keys = stored()
-    lease = match(rig, keys, [])
-    rig.tier.run(LOADS + 1)
-    rig.ladder.release(lease, used=0, outcome=ReleaseOutcome.UNUSED)
+    rig, _ = given_up()
     rig.tier.run()
     gauges = rig.ladder.gauges()
     assert (gauges["kvstore_loads_in_flight"], gauges["kvstore_loads_queued"]) == (0, 0)
