@@ -25,6 +25,7 @@ from kvstore.bench import rows
 from kvstore.bench.harness import Bench, milliseconds
 from kvstore.bench.rows import Row
 from kvstore.clock import SystemClock
+from kvstore.core.housekeeping import PAUSE_SECONDS
 from kvstore.core.ladder import Ladder
 from kvstore.errors import TierUnavailable
 from kvstore.events import Events
@@ -32,7 +33,7 @@ from kvstore.hashing import chain_root
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 from kvstore.retention import HOUR
-from kvstore.service.daemon import PAUSE_SECONDS, TICK_SECONDS
+from kvstore.service.daemon import TICK_SECONDS
 from kvstore.tiers.fs import OsFileSystem
 from kvstore.tiers.host import HostArena
 from kvstore.tiers.ssd import SsdTier

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Node
 from kvstore.core.leases import LeaseTable
@@ -18,6 +20,10 @@ STEPS_MAX = 256
 """Of a turn, each under the lock for about as long as a match takes: who matches meanwhile waits for one.
 The first CENSUS_STEPS measure what lives on SSD, the next SWEEP_STEPS look at host memory, and of SWEEP_NODES
 that one looks at SWEEP_EXPIRED at most give up their slots.
+"""
+PAUSE_SECONDS = 0.001
+"""Between steps of a turn: whoever waits for the lock, or for the interpreter, has it meanwhile. A frame a
+millisecond gives SSD back faster than it is written.
 """
 LOSSES_EVERY_SECONDS = 1.0
 RETRY_EVERY_SECONDS = 5.0
@@ -46,10 +52,21 @@ class Housekeeping:
         self._retry_due = 0.0
         self._sweep: list[Node] = []
         self._losses_due = 0.0
-        self._steps = 0
+        self._step_due = math.inf
+        self.steps = 0
+        """Done in this turn, by whomever."""
 
-    def run(self, *, monotonic: float, now: float) -> None:
-        """Do what is due; `step` does what takes longer."""
+    @property
+    def has_more(self) -> bool:
+        """Say whether a turn is under way."""
+        return self._step_due < math.inf
+
+    def is_due(self, monotonic: float) -> bool:
+        """Say whether a turn is under way and its last step was PAUSE_SECONDS ago."""
+        return monotonic >= self._step_due
+
+    def run(self, *, monotonic: float) -> None:
+        """Do what is due, and begin a turn of steps, which do what takes longer, unless one is under way."""
         self._loads.expire(monotonic)
         self._writeback.expire(monotonic)
         self._catalog.graves.expire(monotonic)
@@ -62,20 +79,26 @@ class Housekeeping:
         if monotonic >= self._losses_due:
             self._losses_due = monotonic + LOSSES_EVERY_SECONDS
             self._writeback.take_losses()
-        self._steps = 0
+        if not self.has_more:
+            self._step_due, self.steps = monotonic, 0
 
-    def step(self, *, monotonic: float, now: float) -> bool:
-        """Do a little of what expiry asks for; says whether there is more to do in this turn."""
-        self._steps += 1
-        if self._steps <= CENSUS_STEPS:
+    def step(self, *, monotonic: float, now: float) -> None:
+        """Do a little of what expiry asks for."""
+        self._step_due = math.inf  # a step that fails ends the turn
+        if self._step(monotonic, now):
+            self._step_due = monotonic + PAUSE_SECONDS
+
+    def _step(self, monotonic: float, now: float) -> bool:
+        self.steps += 1
+        if self.steps <= CENSUS_STEPS:
             self._reclaim.look_around(now)
             return True
         # One pass a turn is enough: a store of few nodes is not looked through again and again.
-        swept = self._steps - CENSUS_STEPS
+        swept = self.steps - CENSUS_STEPS
         if swept == 1 or (swept <= SWEEP_STEPS and self._sweep):
             self._sweep_nodes(now)
             return True
-        return self._reclaim.step(now, monotonic=monotonic) and self._steps < STEPS_MAX
+        return self._reclaim.step(now, monotonic=monotonic) and self.steps < STEPS_MAX
 
     def _retry(self, monotonic: float) -> None:
         if monotonic >= self._retry_due:
