@@ -169,16 +169,19 @@ class Wiring:
             self._catalog.events.add("kvstore_listener_failures_total")
 
     def _unlinked(self, segments: list[int], freed: Future[int]) -> None:
-        with self._lock:
+        with self._decision():
             self._writeback.unlinked(segments)
-        self._buried(segments, freed)
+            self._close_graves(segments, freed)
 
     def _buried(self, graves: Sequence[Grave], freed: Future[int]) -> None:
         with self._decision():
-            if freed.exception() is None:
-                self._catalog.graves.confirmed(graves)
-            else:
-                self._catalog.graves.refused(graves)
+            self._close_graves(graves, freed)
+
+    def _close_graves(self, graves: Sequence[Grave], freed: Future[int]) -> None:
+        if freed.exception() is None:
+            self._catalog.graves.confirmed(graves)
+        else:
+            self._catalog.graves.refused(graves)
 
     def _admit(self) -> None:
         if self._draining:
