@@ -25,6 +25,8 @@ PAUSE_SECONDS = 0.001
 """Between steps of a turn: whoever waits for the lock, or for the interpreter, has it meanwhile. A frame a
 millisecond gives SSD back faster than it is written.
 """
+LENT_SECONDS = 4 * PAUSE_SECONDS
+"""Between steps that others do: the tick leaves it to them unless they are slower."""
 LOSSES_EVERY_SECONDS = 1.0
 RETRY_EVERY_SECONDS = 5.0
 
@@ -52,9 +54,8 @@ class Housekeeping:
         self._retry_due = 0.0
         self._sweep: list[Node] = []
         self._losses_due = 0.0
-        self._step_due = math.inf
-        self.steps = 0
-        """Done in this turn, by whomever."""
+        self._steps, self._step_due = 0, math.inf
+        self._lent, self._looked_at = 0, 0.0
 
     @property
     def has_more(self) -> bool:
@@ -64,6 +65,12 @@ class Housekeeping:
     def is_due(self, monotonic: float) -> bool:
         """Say whether a turn is under way and its last step was PAUSE_SECONDS ago."""
         return monotonic >= self._step_due
+
+    def is_lent(self, monotonic: float) -> bool:
+        """Say whether others have done the steps since the last look, at a pace that will do."""
+        lent, elapsed = self._lent, monotonic - self._looked_at
+        self._lent, self._looked_at = 0, monotonic
+        return lent > 1 and lent * LENT_SECONDS >= elapsed
 
     def run(self, *, monotonic: float) -> None:
         """Do what is due, and begin a turn of steps, which do what takes longer, unless one is under way."""
@@ -80,25 +87,26 @@ class Housekeeping:
             self._losses_due = monotonic + LOSSES_EVERY_SECONDS
             self._writeback.take_losses()
         if not self.has_more:
-            self._step_due, self.steps = monotonic, 0
+            self._step_due, self._steps = monotonic, 0
 
-    def step(self, *, monotonic: float, now: float) -> None:
-        """Do a little of what expiry asks for."""
+    def step(self, *, monotonic: float, now: float, is_lent: bool) -> None:
+        """Do a little of what expiry asks for. A step `is_lent` by whoever passes, not by the tick."""
+        self._lent += is_lent
         self._step_due = math.inf  # a step that fails ends the turn
         if self._step(monotonic, now):
             self._step_due = monotonic + PAUSE_SECONDS
 
     def _step(self, monotonic: float, now: float) -> bool:
-        self.steps += 1
-        if self.steps <= CENSUS_STEPS:
+        self._steps += 1
+        if self._steps <= CENSUS_STEPS:
             self._reclaim.look_around(now)
             return True
         # One pass a turn is enough: a store of few nodes is not looked through again and again.
-        swept = self.steps - CENSUS_STEPS
+        swept = self._steps - CENSUS_STEPS
         if swept == 1 or (swept <= SWEEP_STEPS and self._sweep):
             self._sweep_nodes(now)
             return True
-        return self._reclaim.step(now, monotonic=monotonic) and self.steps < STEPS_MAX
+        return self._reclaim.step(now, monotonic=monotonic) and self._steps < STEPS_MAX
 
     def _retry(self, monotonic: float) -> None:
         if monotonic >= self._retry_due:

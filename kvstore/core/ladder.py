@@ -265,7 +265,7 @@ class Ladder(Administration):
         with self._decision():
             ended = self._leases.release(lease, used=used, outcome=outcome, monotonic=self._clock.monotonic())
         if self._housekeeping.is_due(self._clock.monotonic()):
-            self._step()
+            self._step(is_lent=True)
         return ended
 
     # Prefetch
@@ -404,23 +404,22 @@ class Ladder(Administration):
 
     def tick(self, *, pause: Pause = no_pause) -> None:
         """Do the housekeeping that is due; call about every 100 ms. What takes longer is done in small steps,
-        and `pause` is called between them without the lock, to let others have the interpreter.
+        and `pause` is called between them without the lock, to let others have the interpreter; they are left
+        to releases as long as those do them.
         """
         with self._decision():
             self._housekeeping.run(monotonic=self._clock.monotonic())
-        while self._housekeeping.has_more:
-            steps = self._housekeeping.steps
+        while self._housekeeping.has_more and not self._housekeeping.is_lent(self._clock.monotonic()):
             pause()
-            if self._housekeeping.steps > steps + 1:
-                break  # releases go on with it, and faster than this thread is given the interpreter
             self._step()
         self._reads.run()
         self._writes.run()
         self._copies.run()
 
-    def _step(self) -> None:
+    def _step(self, *, is_lent: bool = False) -> None:
         with self._decision():
-            self._housekeeping.step(monotonic=self._clock.monotonic(), now=self._retention.now())
+            monotonic, now = self._clock.monotonic(), self._retention.now()
+            self._housekeeping.step(monotonic=monotonic, now=now, is_lent=is_lent)
 
     def drain(self, *, deadline_seconds: float) -> bool:
         """Stop admitting and wait until write-behind is done; says whether it was before the deadline."""
