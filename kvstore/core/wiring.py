@@ -140,7 +140,8 @@ class Wiring:
             if notes:
                 self._ssd.annotate(notes)
             if plan.unlink:
-                self._ssd.unlink(plan.unlink).add_done_callback(partial(self._unlinked, plan.unlink))
+                unlinked = self._ssd.unlink(plan.unlink, is_urgent=plan.is_urgent)
+                unlinked.add_done_callback(partial(self._unlinked, plan.unlink))
             if plan.delete or plan.barriers:
                 graves: list[Grave] = [*plan.delete, *plan.barriers]
                 self._ssd.delete(plan.delete).add_done_callback(partial(self._buried, graves))

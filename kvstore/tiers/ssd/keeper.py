@@ -79,7 +79,7 @@ class IndexKeeper:
         self._growths: list[Growth] = []
         self._touches: dict[tuple[int, int], Touches] = {}
         self._commands: list[_Command] = []
-        self._is_closing = False
+        self._is_called = self._is_closing = False
         self._has_ended = False
         self._unsaved_gone: set[tuple[int, int]] = set()
         self._deletions = read_deletions(fs, directory) or 0
@@ -123,24 +123,27 @@ class IndexKeeper:
         """
         return self._command(lambda change: self._bury(frames, change))
 
-    def unlink(self, segments: Sequence[int]) -> Future[int]:
-        """Remove whole segments; resolves to bytes freed.
+    def unlink(self, segments: Sequence[int], *, is_urgent: bool = True) -> Future[int]:
+        """Remove whole segments, with the next commit unless that is urgent: so many at once cost readers
+        fewer switches of threads. Resolves to bytes freed.
 
         Errors (of the future): TierUnavailable when one may return with a restart.
         """
-        return self._command(lambda change: self._remove(segments, change))
+        return self._command(lambda change: self._remove(segments, change), is_urgent=is_urgent)
 
     def flush(self) -> Future[int]:
         """Commit what is known now; resolves to 0."""
         return self._command(lambda change: _Done)
 
-    def _command(self, work: Callable[[Change], _Finish]) -> Future[int]:
+    def _command(self, work: Callable[[Change], _Finish], *, is_urgent: bool = True) -> Future[int]:
         future: Future[int] = Future()
         future.set_running_or_notify_cancel()
         with self._wake:
             if not self._has_ended:
                 self._commands.append((work, future))
-                self._wake.notify_all()
+                if is_urgent:
+                    self._is_called = True
+                    self._wake.notify_all()
                 return future
         _refuse(future)
         return future
@@ -177,8 +180,8 @@ class IndexKeeper:
 
     def _turn(self) -> bool:
         with self._wake:
-            self._wake.wait_for(lambda: self._commands or self._is_closing, timeout=COMMIT_SECONDS)
-            is_last = self._is_closing
+            self._wake.wait_for(lambda: self._is_called or self._is_closing, timeout=COMMIT_SECONDS)
+            is_last, self._is_called = self._is_closing, False
             commands, self._commands = self._commands, []
             change = Change(self._growths, self._touches, sorted(self._unsaved_gone))
             change.written = self._written.take()
