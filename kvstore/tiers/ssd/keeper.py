@@ -82,6 +82,7 @@ class IndexKeeper:
         self._is_called = self._is_closing = False
         self._has_ended = False
         self._unsaved_gone: set[tuple[int, int]] = set()
+        self._unsynced_names, self._names_failure = False, ""
         self._deletions = read_deletions(fs, directory) or 0
         self.free_bytes = free_bytes
         self._page = aligned_buffer(PAGE_BYTES)
@@ -189,6 +190,7 @@ class IndexKeeper:
         try:
             finishers = [work(change) for work, _ in commands]
             self._remove_emptied(change)
+            self._sync_names()
             committed = self._commit(change)
             results = [finish() for finish in finishers]
             if committed:
@@ -364,11 +366,10 @@ class IndexKeeper:
         for number in segments:
             self._release(number)
             freed += self._unlink_file(number)
-        failure = self._sync_names()
+        self._unsynced_names = True
         change.segments_gone += [number for number in segments if self._table.get(number) is None]
-        if any(self._table.get(number) is not None for number in segments):
-            failure = "a segment cannot be removed"
-        return lambda: _Done(freed, failure)
+        is_left = any(self._table.get(number) is not None for number in segments)
+        return lambda: _Done(freed, "a segment cannot be removed" if is_left else self._names_failure)
 
     def _remove_emptied(self, change: Change) -> None:
         """Remove segments that were sealed after their last frame had been deleted."""
@@ -389,14 +390,16 @@ class IndexKeeper:
             return 0
         return self._table.drop(number)
 
-    def _sync_names(self) -> str:
-        """Make removals durable; returns why that failed."""
+    def _sync_names(self) -> None:
+        """Make the removals of a turn durable, all at once."""
+        if not self._unsynced_names:
+            return
+        self._unsynced_names, self._names_failure = False, ""
         try:
             self._fs.fsync_directory(self._directory.segments)
         except OSError as error:
             self._health.count("unlink", error)
-            return str(error)
-        return ""
+            self._names_failure = str(error)
 
 
 def _refuse(future: Future[int]) -> None:
