@@ -53,6 +53,8 @@ SEGMENTS_LEAST = 100
 PROMPT_BLOCKS = 600
 REST_SECONDS = 1.0
 """Between a round's two halves: what unlinking left to the file system is not to slow the second."""
+WARM_MATCHES = 1024
+"""After the rest: the first match from cold caches would be the longest of its half."""
 ROUND_SECONDS_MAX = 60.0
 ARENA_BYTES = 64 << 20
 PAYLOAD_BYTES = 64
@@ -93,6 +95,7 @@ def _rows(bench: Bench, store: Store, groups: Sequence[Group], prompt: bytes, *,
             bench.tell(f"matching, round {number + 1} of {len(groups)}")
             busy.append(_while_ending(store, group, prompt))
             time.sleep(REST_SECONDS)
+            _latencies(store, prompt, until=lambda taken: len(taken) >= WARM_MATCHES)
             calm.append(_latencies(store, prompt, until=lambda taken: len(taken) >= len(busy[-1].matches)))
     matches = [seconds for taken in busy for seconds in taken.matches]
     median, high = statistics.median(matches), _high(matches)
