@@ -50,10 +50,13 @@ class Graves:
         for location, namespace in graves.items():
             self.bury(location, namespace)
 
-    def bury_segment(self, segment: int, namespaces: Iterable[Fingerprint]) -> None:
-        """Have a whole segment removed."""
+    def bury_segment(
+        self, segment: int, namespaces: Iterable[Fingerprint], *, is_urgent: bool = True
+    ) -> None:
+        """Have a whole segment removed; in passing, unless its room is needed."""
         self._open[segment] = frozenset(namespaces)
         self._plan.unlink.append(segment)
+        self._plan.is_urgent |= is_urgent
 
     def confirmed(self, graves: Iterable[Grave]) -> None:
         """The tier has deleted these for good."""
@@ -103,6 +106,7 @@ class Graves:
             del self._refused[grave]
             if isinstance(grave, int):
                 self._plan.unlink.append(grave)
+                self._plan.is_urgent = True
             elif isinstance(grave, Barrier):
                 self._plan.barriers.append(grave)
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Node
 from kvstore.core.leases import LeaseTable
@@ -19,6 +21,12 @@ STEPS_MAX = 256
 The first CENSUS_STEPS measure what lives on SSD, the next SWEEP_STEPS look at host memory, and of SWEEP_NODES
 that one looks at SWEEP_EXPIRED at most give up their slots.
 """
+PAUSE_SECONDS = 0.001
+"""Between steps of a turn: whoever waits for the lock, or for the interpreter, has it meanwhile. A frame a
+millisecond gives SSD back faster than it is written.
+"""
+LENT_SECONDS = 4 * PAUSE_SECONDS
+"""Between steps that others do: the tick leaves it to them unless they are slower."""
 LOSSES_EVERY_SECONDS = 1.0
 RETRY_EVERY_SECONDS = 5.0
 
@@ -46,10 +54,26 @@ class Housekeeping:
         self._retry_due = 0.0
         self._sweep: list[Node] = []
         self._losses_due = 0.0
-        self._steps = 0
+        self._steps, self._step_due = 0, math.inf
+        self._lent, self._looked_at = 0, 0.0
 
-    def run(self, *, monotonic: float, now: float) -> None:
-        """Do what is due; `step` does what takes longer."""
+    @property
+    def has_more(self) -> bool:
+        """Say whether a turn is under way."""
+        return self._step_due < math.inf
+
+    def is_due(self, monotonic: float) -> bool:
+        """Say whether a turn is under way and its last step was PAUSE_SECONDS ago."""
+        return monotonic >= self._step_due
+
+    def is_lent(self, monotonic: float) -> bool:
+        """Say whether others have done the steps since the last look, at a pace that will do."""
+        lent, elapsed = self._lent, monotonic - self._looked_at
+        self._lent, self._looked_at = 0, monotonic
+        return lent > 1 and lent * LENT_SECONDS >= elapsed
+
+    def run(self, *, monotonic: float) -> None:
+        """Do what is due, and begin a turn of steps, which do what takes longer, unless one is under way."""
         self._loads.expire(monotonic)
         self._writeback.expire(monotonic)
         self._catalog.graves.expire(monotonic)
@@ -62,10 +86,17 @@ class Housekeeping:
         if monotonic >= self._losses_due:
             self._losses_due = monotonic + LOSSES_EVERY_SECONDS
             self._writeback.take_losses()
-        self._steps = 0
+        if not self.has_more:
+            self._step_due, self._steps = monotonic, 0
 
-    def step(self, *, monotonic: float, now: float) -> bool:
-        """Do a little of what expiry asks for; says whether there is more to do in this turn."""
+    def step(self, *, monotonic: float, now: float, is_lent: bool) -> None:
+        """Do a little of what expiry asks for. A step `is_lent` by whoever passes, not by the tick."""
+        self._lent += is_lent
+        self._step_due = math.inf  # a step that fails ends the turn
+        if self._step(monotonic, now):
+            self._step_due = monotonic + PAUSE_SECONDS
+
+    def _step(self, monotonic: float, now: float) -> bool:
         self._steps += 1
         if self._steps <= CENSUS_STEPS:
             self._reclaim.look_around(now)

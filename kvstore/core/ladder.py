@@ -256,9 +256,17 @@ class Ladder(Administration):
             return tuple(number for number in leases if number not in alive)
 
     def release(self, lease: int, *, used: int, outcome: ReleaseOutcome = ReleaseOutcome.USED) -> bool:
-        """End a lease and count what it delivered; idempotent."""
+        """End a lease and count what it delivered; idempotent.
+
+        Nobody waits for a release, so it does a step of the housekeeping that is due. The thread of the tick
+        would have to be given the interpreter and the lock first, and whoever has them would wait longer for
+        two switches of threads than for the step.
+        """
         with self._decision():
-            return self._leases.release(lease, used=used, outcome=outcome, monotonic=self._clock.monotonic())
+            ended = self._leases.release(lease, used=used, outcome=outcome, monotonic=self._clock.monotonic())
+        if self._housekeeping.is_due(self._clock.monotonic()):
+            self._step(is_lent=True)
+        return ended
 
     # Prefetch
 
@@ -396,19 +404,22 @@ class Ladder(Administration):
 
     def tick(self, *, pause: Pause = no_pause) -> None:
         """Do the housekeeping that is due; call about every 100 ms. What takes longer is done in small steps,
-        and `pause` is called between them without the lock, to let others have the interpreter.
+        and `pause` is called between them without the lock, to let others have the interpreter; they are left
+        to releases as long as those do them.
         """
         with self._decision():
-            monotonic, now = self._clock.monotonic(), self._retention.now()
-            self._housekeeping.run(monotonic=monotonic, now=now)
-        has_more = True
-        while has_more:
+            self._housekeeping.run(monotonic=self._clock.monotonic())
+        while self._housekeeping.has_more and not self._housekeeping.is_lent(self._clock.monotonic()):
             pause()
-            with self._decision():
-                has_more = self._housekeeping.step(monotonic=monotonic, now=now)
+            self._step()
         self._reads.run()
         self._writes.run()
         self._copies.run()
+
+    def _step(self, *, is_lent: bool = False) -> None:
+        with self._decision():
+            monotonic, now = self._clock.monotonic(), self._retention.now()
+            self._housekeeping.step(monotonic=monotonic, now=now, is_lent=is_lent)
 
     def drain(self, *, deadline_seconds: float) -> bool:
         """Stop admitting and wait until write-behind is done; says whether it was before the deadline."""

@@ -23,6 +23,8 @@ class Plan:
     barriers: list[Barrier] = field(default_factory=list)
     touched: dict[Frame, None] = field(default_factory=dict)
     """Frames on SSD whose touches changed."""
+    is_urgent: bool = False
+    """Somebody needs the room of a segment that goes."""
 
     @property
     def is_empty(self) -> bool:
@@ -31,6 +33,7 @@ class Plan:
 
     def take(self) -> Plan:
         """Return what is collected and start afresh."""
-        taken = Plan(self.calls, self.unlink, self.delete, self.barriers, self.touched)
+        taken = Plan(self.calls, self.unlink, self.delete, self.barriers, self.touched, self.is_urgent)
         self.calls, self.unlink, self.delete, self.barriers, self.touched = [], [], [], [], {}
+        self.is_urgent = False
         return taken

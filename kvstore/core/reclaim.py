@@ -87,7 +87,8 @@ class Reclaim:
             if segment.frames:
                 return
             self._going = None
-            catalog.graves.bury_segment(segment.number, catalog.segments.going.values())
+            namespaces = catalog.segments.going.values()
+            catalog.graves.bury_segment(segment.number, namespaces, is_urgent=self._is_pressed())
             catalog.segments.release(segment.number)
         catalog.segments.going = {}
 

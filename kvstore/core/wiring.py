@@ -140,7 +140,8 @@ class Wiring:
             if notes:
                 self._ssd.annotate(notes)
             if plan.unlink:
-                self._ssd.unlink(plan.unlink).add_done_callback(partial(self._unlinked, plan.unlink))
+                unlinked = self._ssd.unlink(plan.unlink, is_urgent=plan.is_urgent)
+                unlinked.add_done_callback(partial(self._unlinked, plan.unlink))
             if plan.delete or plan.barriers:
                 graves: list[Grave] = [*plan.delete, *plan.barriers]
                 self._ssd.delete(plan.delete).add_done_callback(partial(self._buried, graves))
@@ -169,16 +170,19 @@ class Wiring:
             self._catalog.events.add("kvstore_listener_failures_total")
 
     def _unlinked(self, segments: list[int], freed: Future[int]) -> None:
-        with self._lock:
+        with self._decision():
             self._writeback.unlinked(segments)
-        self._buried(segments, freed)
+            self._close_graves(segments, freed)
 
     def _buried(self, graves: Sequence[Grave], freed: Future[int]) -> None:
         with self._decision():
-            if freed.exception() is None:
-                self._catalog.graves.confirmed(graves)
-            else:
-                self._catalog.graves.refused(graves)
+            self._close_graves(graves, freed)
+
+    def _close_graves(self, graves: Sequence[Grave], freed: Future[int]) -> None:
+        if freed.exception() is None:
+            self._catalog.graves.confirmed(graves)
+        else:
+            self._catalog.graves.refused(graves)
 
     def _admit(self) -> None:
         if self._draining:

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvstore import __version__
 from kvstore.clock import Clock, SystemClock
+from kvstore.core.housekeeping import PAUSE_SECONDS
 from kvstore.errors import KVStoreError, TierUnavailable
 from kvstore.events import Events
 from kvstore.metrics import EventsCollector
@@ -26,10 +27,6 @@ from kvstore.settings import Loaded, split_address
 
 _log = logging.getLogger(__name__)
 TICK_SECONDS = 0.1
-PAUSE_SECONDS = 0.001
-"""Between steps of a tick: whoever waits for the lock, or for the interpreter, has it meanwhile. A frame a
-millisecond gives SSD back faster than it is written.
-"""
 LEDGER_SECONDS = 300.0
 RECEIPTS_SECONDS = 1.0
 EXIT_SECONDS = 5.0

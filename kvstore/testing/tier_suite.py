@@ -121,6 +121,17 @@ class TierSuite:
         assert future.result(WAIT_SECONDS).good == 0
         assert [info.segment for info in tier.segments()] == [places[1].segment]
 
+    def test_an_unlink_that_is_not_urgent_comes_about_with_what_is(self, tier: Tier) -> None:
+        builder = registered(tier)
+        places = written(tier, [builder.frame(4, bucket=bucket) for bucket in "abc"])
+        unlinks = [tier.unlink([place.segment], is_urgent=False) for place in places[:2]]
+        tier.delete([]).result(WAIT_SECONDS)
+        for unlink, place in zip(unlinks, places, strict=False):
+            assert unlink.result(0) >= place.length_bytes
+        alone = tier.unlink([places[2].segment], is_urgent=False)
+        assert alone.result(WAIT_SECONDS) >= places[2].length_bytes
+        assert tier.segments() == []
+
     def test_usage_counts_what_was_written(self, tier: Tier) -> None:
         frames = [registered(tier).frame(6)]
         (location,) = written(tier, frames)

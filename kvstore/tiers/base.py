@@ -298,8 +298,9 @@ class Tier(Protocol):
         """
         ...
 
-    def unlink(self, segments: Sequence[int]) -> Future[int]:
-        """Remove whole segments; resolves to bytes freed.
+    def unlink(self, segments: Sequence[int], *, is_urgent: bool = True) -> Future[int]:
+        """Remove whole segments; resolves to bytes freed. What is not urgent may take about a second longer,
+        if that costs less; whatever is asked for later and is urgent brings it about.
 
         Errors (of the future): TierUnavailable when one may return; asking again helps.
         """

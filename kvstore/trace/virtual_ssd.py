@@ -133,7 +133,7 @@ class VirtualSsd:
                 freed += location.length_bytes
         return _resolved(freed)
 
-    def unlink(self, segments: Sequence[int]) -> Future[int]:
+    def unlink(self, segments: Sequence[int], *, is_urgent: bool = True) -> Future[int]:
         """Remove whole segments."""
         freed = 0
         for number in segments:

@@ -79,6 +79,8 @@ class DictTier:
         self.manual = manual
         self.refuse_writes = ""
         self.refuse_deletes = ""
+        self.urgent: list[bool] = []
+        """Of each unlink, whether it was."""
         self._per_segment = frames_per_segment
         self._work: list[tuple[object, object, object]] = []
 
@@ -170,7 +172,8 @@ class DictTier:
         future.set_result(0)
         return future
 
-    def unlink(self, segments: Sequence[int]) -> Future[int]:
+    def unlink(self, segments: Sequence[int], *, is_urgent: bool = True) -> Future[int]:
+        self.urgent.append(is_urgent)
         gone = [place for place in self.disk.frames if place[0] in segments]
         return self.delete([self.disk.frames[place].location for place in gone])
 

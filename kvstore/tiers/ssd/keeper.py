@@ -79,9 +79,10 @@ class IndexKeeper:
         self._growths: list[Growth] = []
         self._touches: dict[tuple[int, int], Touches] = {}
         self._commands: list[_Command] = []
-        self._is_closing = False
+        self._is_called = self._is_closing = False
         self._has_ended = False
         self._unsaved_gone: set[tuple[int, int]] = set()
+        self._unsynced_names, self._names_failure = False, ""
         self._deletions = read_deletions(fs, directory) or 0
         self.free_bytes = free_bytes
         self._page = aligned_buffer(PAGE_BYTES)
@@ -123,24 +124,27 @@ class IndexKeeper:
         """
         return self._command(lambda change: self._bury(frames, change))
 
-    def unlink(self, segments: Sequence[int]) -> Future[int]:
-        """Remove whole segments; resolves to bytes freed.
+    def unlink(self, segments: Sequence[int], *, is_urgent: bool = True) -> Future[int]:
+        """Remove whole segments, with the next commit unless that is urgent: so many at once cost readers
+        fewer switches of threads. Resolves to bytes freed.
 
         Errors (of the future): TierUnavailable when one may return with a restart.
         """
-        return self._command(lambda change: self._remove(segments, change))
+        return self._command(lambda change: self._remove(segments, change), is_urgent=is_urgent)
 
     def flush(self) -> Future[int]:
         """Commit what is known now; resolves to 0."""
         return self._command(lambda change: _Done)
 
-    def _command(self, work: Callable[[Change], _Finish]) -> Future[int]:
+    def _command(self, work: Callable[[Change], _Finish], *, is_urgent: bool = True) -> Future[int]:
         future: Future[int] = Future()
         future.set_running_or_notify_cancel()
         with self._wake:
             if not self._has_ended:
                 self._commands.append((work, future))
-                self._wake.notify_all()
+                if is_urgent:
+                    self._is_called = True
+                    self._wake.notify_all()
                 return future
         _refuse(future)
         return future
@@ -177,8 +181,8 @@ class IndexKeeper:
 
     def _turn(self) -> bool:
         with self._wake:
-            self._wake.wait_for(lambda: self._commands or self._is_closing, timeout=COMMIT_SECONDS)
-            is_last = self._is_closing
+            self._wake.wait_for(lambda: self._is_called or self._is_closing, timeout=COMMIT_SECONDS)
+            is_last, self._is_called = self._is_closing, False
             commands, self._commands = self._commands, []
             change = Change(self._growths, self._touches, sorted(self._unsaved_gone))
             change.written = self._written.take()
@@ -186,6 +190,7 @@ class IndexKeeper:
         try:
             finishers = [work(change) for work, _ in commands]
             self._remove_emptied(change)
+            self._sync_names()
             committed = self._commit(change)
             results = [finish() for finish in finishers]
             if committed:
@@ -361,11 +366,10 @@ class IndexKeeper:
         for number in segments:
             self._release(number)
             freed += self._unlink_file(number)
-        failure = self._sync_names()
+        self._unsynced_names = True
         change.segments_gone += [number for number in segments if self._table.get(number) is None]
-        if any(self._table.get(number) is not None for number in segments):
-            failure = "a segment cannot be removed"
-        return lambda: _Done(freed, failure)
+        is_left = any(self._table.get(number) is not None for number in segments)
+        return lambda: _Done(freed, "a segment cannot be removed" if is_left else self._names_failure)
 
     def _remove_emptied(self, change: Change) -> None:
         """Remove segments that were sealed after their last frame had been deleted."""
@@ -386,14 +390,16 @@ class IndexKeeper:
             return 0
         return self._table.drop(number)
 
-    def _sync_names(self) -> str:
-        """Make removals durable; returns why that failed."""
+    def _sync_names(self) -> None:
+        """Make the removals of a turn durable, all at once."""
+        if not self._unsynced_names:
+            return
+        self._unsynced_names, self._names_failure = False, ""
         try:
             self._fs.fsync_directory(self._directory.segments)
         except OSError as error:
             self._health.count("unlink", error)
-            return str(error)
-        return ""
+            self._names_failure = str(error)
 
 
 def _refuse(future: Future[int]) -> None:

@@ -244,12 +244,13 @@ class SsdTier:
         """
         return self._started().keeper.delete(frames)
 
-    def unlink(self, segments: Sequence[int]) -> Future[int]:
-        """Remove whole segments; resolves to bytes freed.
+    def unlink(self, segments: Sequence[int], *, is_urgent: bool = True) -> Future[int]:
+        """Remove whole segments, with the next commit of the index unless that is urgent; resolves to bytes
+        freed.
 
         Errors (of the future): TierUnavailable when one cannot be removed; it is counted and stays.
         """
-        return self._started().keeper.unlink(segments)
+        return self._started().keeper.unlink(segments, is_urgent=is_urgent)
 
     def sync_index(self) -> Future[int]:
         """Commit rows and touches now instead of within a second; resolves to 0."""

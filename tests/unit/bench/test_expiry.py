@@ -12,10 +12,10 @@ from kvstore.bench.harness import Bench
 
 def test_everything_ends_and_both_rows_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry, "RUNS_QUICK", 30)
-    monkeypatch.setattr(expiry, "CALM_SECONDS_QUICK", 0.1)
+    monkeypatch.setattr(expiry, "REST_SECONDS", 0.0)
     monkeypatch.setattr(expiry, "SEGMENT_BYTES", 2 << 20)
     bench = Bench(
-        rounds=1, is_quick=True, directory=tmp_path, shared_memory=Path("/dev/shm"), tell=lambda _: None
+        rounds=2, is_quick=True, directory=tmp_path, shared_memory=Path("/dev/shm"), tell=lambda _: None
     )
     found = list(expiry.run(bench))
     assert [row.spec for row in found] == [rows.EXPIRY_P999, rows.EXPIRY_MAX]

@@ -6,7 +6,9 @@ from typing import Any
 
 from kvstore.api import CommitAnswer, OutcomeRun
 from kvstore.core.frames import Slice
-from kvstore.types import AckTier, MissReason, PutOutcome
+from kvstore.core.limits import Limits
+from kvstore.retention import DAY
+from kvstore.types import PAGE_BYTES, AckTier, MissReason, PutOutcome
 from tests.support.driver import put
 from tests.unit.core.rig import Rig
 
@@ -42,6 +44,20 @@ def test_a_block_leaves_once_with_its_segment() -> None:
             catalog.release_segment(segment, MissReason.EVICTED)
     assert left == [4]
     assert rig.match(keys).reason is MissReason.EVICTED
+
+
+def test_only_what_makes_room_is_unlinked_at_once() -> None:
+    for capacity, is_full in ((8, False), (4, True)):
+        rig = Rig(limits=Limits(ssd_capacity_bytes=capacity * PAGE_BYTES))
+        for salt in range(4):
+            put(rig.ladder, rig.space, rig.root, rig.keys(1, salt=salt))
+        assert not rig.tier.urgent
+        rig.tick(5 * DAY)
+        assert rig.tier.urgent == [is_full]
+        for salt in range(3 * capacity):
+            put(rig.ladder, rig.space, rig.root, rig.keys(1, salt=salt))
+        assert len(rig.tier.urgent) > 1
+        assert all(rig.tier.urgent[1:])
 
 
 def test_a_write_into_a_segment_that_was_let_go_meanwhile_is_not_durable() -> None:

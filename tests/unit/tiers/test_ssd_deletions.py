@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvstore.errors import TierUnavailable
 from kvstore.testing.tier_suite import registered, written
 from kvstore.tiers.base import SliceTouch, TouchNote
+from kvstore.tiers.fs import OsFileSystem
+from kvstore.tiers.ssd.index import Change, Index
 from tests.support.fault_fs import FaultFileSystem
 from tests.support.ssd import open_ssd, recovered_ssd
 
@@ -88,3 +91,32 @@ def test_after_the_end_nothing_is_promised(tmp_path: Path) -> None:
     for late in (tier.delete(places), tier.unlink([places[0].segment])):
         with pytest.raises(TierUnavailable, match="ended"):
             late.result(WAIT_SECONDS)
+
+
+def test_unlinks_that_are_not_urgent_share_a_sync_and_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = recovered_ssd(tmp_path)
+    builder = registered(tier)
+    places = written(tier, [builder.frame(1, bucket=bucket) for bucket in "abcd"])
+    tier.sync_index().result(WAIT_SECONDS)
+    commit, gone = Index.commit, list[int]()
+    sync, syncs = OsFileSystem.fsync_directory, list[Path]()
+
+    def count(index: Index, change: Change, **how: Any) -> Any:
+        gone.append(len(change.segments_gone))
+        return commit(index, change, **how)
+
+    def note(fs: OsFileSystem, path: Path) -> None:
+        syncs.append(path)
+        sync(fs, path)
+
+    monkeypatch.setattr(Index, "commit", count)
+    monkeypatch.setattr(OsFileSystem, "fsync_directory", note)
+    unlinks = [tier.unlink([place.segment], is_urgent=False) for place in places]
+    for unlink in unlinks:
+        unlink.result(WAIT_SECONDS)
+    # The regular commit may come in between.
+    assert len(syncs) == len(gone) <= 2
+    assert sum(gone) == 4
+    tier.close(deadline_seconds=WAIT_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvstore.tiers.base import FrameKind, SliceTouch
-from kvstore.tiers.ssd.index import Change, Growth, Index
+from kvstore.tiers.ssd.index import FORGOTTEN_PER_ROW, Change, Growth, Index
 from kvstore.tiers.ssd.index_rows import FrameRow
 from kvstore.types import HASH_BYTES, BlockHash, Fingerprint
 
@@ -42,4 +42,4 @@ def test_every_row_is_told(tmp_path: Path) -> None:
         rows_told.append(count[0])
     index.close()
     # Of the segment there were 40 rows and as many touches left.
-    assert rows_told == [ROWS, ROWS, 10, 80]
+    assert rows_told == [ROWS, ROWS, 10, 80 // FORGOTTEN_PER_ROW]
