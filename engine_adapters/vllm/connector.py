@@ -61,7 +61,7 @@ class Facts(KVConnectorHandshakeMetadata):
 
 @dataclass
 class Report(KVConnectorWorkerMetadata):
-    """What became of loads, on its way to the scheduler."""
+    """What became of loads and how fast they came, on its way to the scheduler."""
 
     answers: Answers
 
@@ -184,6 +184,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             Client(self._options.address or None, limits=self._options.limits),
             self._options,
             rows,
+            rank=facts.rank,
             shard=facts.shard,
             writes=facts.writes,
             num_blocks=memory.num_blocks,

@@ -45,6 +45,11 @@ class WorkerFacts:
     replicas: int = 1
 
     @property
+    def rank(self) -> str:
+        """The name of this rank alone."""
+        return f"pp{self.pp_rank}tp{self.tp_rank}"
+
+    @property
     def shard(self) -> str:
         """The name of the part that this rank reads, and writes if it is the first of its replicas."""
         return f"pp{self.pp_rank}tp{self.tp_rank // self.replicas}"

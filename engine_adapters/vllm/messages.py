@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvstore.types import BlockHash, MissReason
+from kvstore.api import TierRun
+from kvstore.types import BlockHash, MissReason, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,7 @@ class LoadJob:
     """Bring the leased blocks [first, first + len(block_ids)) of a chain into the engine's `block_ids`.
 
     `blocks` is how far the lease reaches: less than was promised to vLLM when the store lost some in between.
+    `tiers` is where the leased blocks were found, from the first of the chain on.
     """
 
     request_id: str
@@ -24,6 +26,7 @@ class LoadJob:
     first: int
     block_ids: tuple[int, ...]
     seconds: float
+    tiers: tuple[TierRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +70,22 @@ class Loaded:
     reason: MissReason | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpeed:
+    """How long a tier takes for one rank's part of a block, as that rank measured it."""
+
+    rank: str
+    tier: Tier
+    block_seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The loads that ended in a step, of one rank or, joined, of several."""
+    """The loads that ended in a step and what they measured, of one rank or, joined, of several."""
 
     loaded: tuple[Loaded, ...] = field(default=())
+    speeds: tuple[RankSpeed, ...] = field(default=())
 
     def joined(self, other: Answers) -> Answers:
         """Return both."""
-        return Answers(self.loaded + other.loaded)
+        return Answers(self.loaded + other.loaded, self.speeds + other.speeds)

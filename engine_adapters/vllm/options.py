@@ -13,6 +13,8 @@ from kvstore.retention import DEFAULT_CLASS
 
 REQUEST_KEY = "kvstore"
 """Where a request's own wishes stand in its kv_transfer_params."""
+LOADER_THREADS = 2
+"""Of each rank. Loads that wait for SSD must not hold up one from host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +24,9 @@ class Options:
     `weights` names the weights by an immutable version instead of a digest of their files. `save_decode` also
     stores blocks that hold generated tokens. `load_async` lets other requests run while one loads. A load is
     given up after `fetch_seconds`, or when computing would have been as fast, but not before
-    `fetch_seconds_min`. `staging_bytes` is host memory of each copying thread. At most `save_queue_blocks`
-    wait to be copied out, 0: a quarter of the engine's blocks.
+    `fetch_seconds_min`; what is known to take longer is not loaded at all. How fast the engine computes is
+    measured, unless `prefill_tokens_per_second` says it. `staging_bytes` is host memory of each copying
+    thread. At most `save_queue_blocks` wait to be copied out, 0: a quarter of the engine's blocks.
     """
 
     address: str = ""
@@ -38,6 +41,7 @@ class Options:
     match_seconds: float = 0.020
     fetch_seconds: float = 2.0
     fetch_seconds_min: float = 0.05
+    prefill_tokens_per_second: float = 0.0
     put_seconds: float = 5.0
     flush_seconds: float = 2.0
     staging_bytes: int = 64 << 20

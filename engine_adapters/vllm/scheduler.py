@@ -1,7 +1,8 @@
 """The scheduler's side of the connector: decides what is loaded and saved; knows no vLLM and no tensor.
 
 A probe has no side effect and may be repeated; the lease is taken when vLLM has really given the request its
-blocks, and handed to the workers. One side decides for all ranks, so ranks cannot disagree.
+blocks, and handed to the workers. One side decides for all ranks, what to load included, so ranks cannot
+disagree.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any, Protocol
 
 from engine_adapters.vllm.messages import Answers, LoadJob, SaveJob, Step
 from engine_adapters.vllm.names import NameBook
-from engine_adapters.vllm.options import Options, Wishes
+from engine_adapters.vllm.options import LOADER_THREADS, Options, Wishes
 from engine_adapters.vllm.pace import Pace
+from engine_adapters.vllm.speeds import RankSpeeds, wait_seconds
 from engine_adapters.vllm.tally import Tally
 from engine_adapters.vllm.tracked import Lease, Names, RequestLike, Tracked
 from kvstore.client import Match
+from kvstore.client.recompute import Choice, choose, tiers_between
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import InvalidArgument, KVStoreError
 from kvstore.types import MatchMode, MissReason, ReleaseOutcome, Tier
@@ -80,7 +83,8 @@ class SchedulerSide:
         self._ranks = ranks
         self._save_blocks = max(1, save_blocks)
         self._clock = clock or SystemClock()
-        self._pace = Pace(self._clock, batches=batches)
+        self._pace = Pace(self._clock, batches=batches, tokens_per_second=options.prefill_tokens_per_second)
+        self._speeds = RankSpeeds(self._clock)
         self.tally = Tally()
         self._owner = os.urandom(8).hex()
         self._requests: dict[str, Tracked] = {}
@@ -90,7 +94,9 @@ class SchedulerSide:
         self._epoch = 0
 
     def probe(self, request: RequestLike, computed_tokens: int) -> int:
-        """Return how many tokens behind `computed_tokens` the store has; at least one is left to compute."""
+        """Return how many tokens behind `computed_tokens` the store has that come sooner than they would be
+        computed; at least one is left to compute.
+        """
         tracked = self._track(request)
         tracked.local = computed_tokens // self._block_tokens
         names = tracked.names
@@ -104,7 +110,8 @@ class SchedulerSide:
             with self._timed():
                 tracked.found = self._ask(names, tracked.keys_of(0, usable), mode=MatchMode.PROBE)
             tracked.asked, tracked.probed_at = usable, now
-        return max(0, min(tracked.found.blocks, usable) - tracked.local) * self._block_tokens
+        tracked.choice = self._worth(tracked, tracked.found)
+        return max(0, min(tracked.choice.blocks, usable) - tracked.local) * self._block_tokens
 
     def allocated(self, request: RequestLike, block_ids: Sequence[int], external_tokens: int) -> None:
         """The request has its blocks: lease what is to be loaded into them."""
@@ -119,8 +126,8 @@ class SchedulerSide:
         self._count_lookup(tracked, found)
         if external_tokens:
             self._lease(tracked, tuple(block_ids[first:end]), first=first, end=end)
-        elif found.blocks and tracked.names is not None:
-            # vLLM has it all itself: the store's copy is kept alive for the others.
+        if tracked.names is not None and (found.blocks > end or (found.blocks and not external_tokens)):
+            # vLLM has it itself, or computes it sooner: the store's copy is kept alive for the others.
             self._names.touch(tracked.names, tracked.keys_of(0, found.blocks), tracked.wishes.retention_class)
         tracked.found, tracked.asked = None, -1
 
@@ -131,6 +138,35 @@ class SchedulerSide:
             return {}
         job, match = tracked.lease.job, tracked.lease.match
         return self._tokens_by_tier(match, job.first, job.first + len(job.block_ids))
+
+    def _worth(self, tracked: Tracked, found: Match) -> Choice:
+        """Decide how far a match is worth loading. Changes nothing, so that it may be asked again."""
+        first = tracked.local
+        if found.blocks <= first:
+            return Choice(first)
+        wait = self._wait_seconds()
+        if wait >= self._options.fetch_seconds > 0.0:
+            return Choice(first)  # it would be given up before it began
+        # What takes no longer than a load has in any case is always worth it: nobody would notice.
+        tokens = (found.blocks - first) * self._block_tokens
+        seconds = max(self._options.fetch_seconds_min, self._pace.seconds(tokens))
+        return choose(
+            found.tiers,
+            first=first,
+            block_load_seconds=self._speeds.block_seconds,
+            block_recompute_seconds=seconds / (found.blocks - first),
+            may_try=self._speeds.may_try,
+            wait_seconds=wait,
+        )
+
+    def _wait_seconds(self) -> float:
+        """Return how long a load would wait for those ordered before it."""
+        leases = (tracked.lease for tracked in self._requests.values())
+        return wait_seconds((lease.seconds for lease in leases if lease), threads=LOADER_THREADS)
+
+    def _load_seconds(self, match: Match, first: int, end: int) -> float:
+        runs = tiers_between(match.tiers, first, end)
+        return sum(run.count * self._speeds.block_seconds(run.tier) for run in runs)
 
     def plan(self, scheduled: Scheduled, *, waits: bool) -> Step:
         """Return the orders of a step: the loads leased since the last one, and what it completes to save."""
@@ -156,6 +192,7 @@ class SchedulerSide:
 
     def heard(self, answers: Answers | None, *, failed_blocks: bool) -> None:
         """Take note of the loads that ended, and whether the engine was told of failed blocks."""
+        self._speeds.note(answers.speeds if answers else ())
         for loaded in answers.loaded if answers else ():
             tracked = self._requests.get(loaded.request_id)
             if tracked is None or tracked.lease is None:
@@ -234,8 +271,9 @@ class SchedulerSide:
             first=first,
             block_ids=block_ids,
             seconds=seconds,
+            tiers=match.tiers,
         )
-        tracked.lease = Lease(match, job)
+        tracked.lease = Lease(match, job, self._load_seconds(match, first, job.blocks))
         self._loads.append(job)
 
     def _end_load(self, tracked: Tracked, lease: Lease) -> None:
@@ -258,12 +296,8 @@ class SchedulerSide:
 
     def _tokens_by_tier(self, match: Match, first: int, end: int) -> dict[Tier, int]:
         tokens: dict[Tier, int] = {}
-        start = 0
-        for run in match.tiers:
-            count = min(start + run.count, end) - max(start, first)
-            if count > 0:
-                tokens[run.tier] = tokens.get(run.tier, 0) + count * self._block_tokens
-            start += run.count
+        for run in tiers_between(match.tiers, first, end):
+            tokens[run.tier] = tokens.get(run.tier, 0) + run.count * self._block_tokens
         return tokens
 
     def _advance(self, scheduled: Scheduled) -> Iterator[tuple[str, int]]:
@@ -313,8 +347,15 @@ class SchedulerSide:
     def _count_lookup(self, tracked: Tracked, found: Match) -> None:
         self.tally.add("lookups")
         self.tally.add("lookup_tokens", tracked.asked * self._block_tokens)
-        if found.blocks < tracked.asked:
+        choice = tracked.choice
+        if found.blocks > tracked.local:
+            self.tally.add("load_decisions", 1, choice.decision(first=tracked.local, found=found.blocks))
+        if tracked.local < found.blocks > choice.blocks:
+            self.tally.add("misses", 1, str(MissReason.SLOWER_THAN_RECOMPUTE))
+        elif found.blocks < tracked.asked:
             self.tally.add("misses", 1, str(found.reason or MissReason.NEVER_STORED))
+        if choice.trial is not None:
+            self._speeds.tried(choice.trial)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:

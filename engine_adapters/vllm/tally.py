@@ -11,6 +11,7 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "lookup_tokens": ("", "prompt tokens that were asked for"),
     "hit_tokens": ("tier", "prompt tokens that the store delivered, by where they lay; counted on delivery"),
     "misses": ("reason", "lookups that ended before the last block, by why"),
+    "load_decisions": ("decision", "hits by what was made of them: load, load_part, recompute, try"),
     "failed_loads": ("reason", "loads that delivered less than was promised; the rest was computed"),
     "loads": ("", "loads that ended, per worker"),
     "load_seconds": ("", "time from order to end of loads, per worker"),

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine_adapters.vllm.messages import Loaded, LoadJob
 from engine_adapters.vllm.options import Wishes
+from kvstore.client.recompute import Choice
 from kvstore.hashing import reroot
 from kvstore.types import HASH_BYTES, BlockHash, key_at, key_count
 
 if TYPE_CHECKING:
     from kvstore.client import Match, OpenNamespace
+
+NOTHING = Choice(0)
 
 
 class RequestLike(Protocol):
@@ -44,10 +47,13 @@ class Names:
 
 @dataclass(slots=True)
 class Lease:
-    """A request's lease while its load is under way, and the answers of the ranks that are done."""
+    """A request's lease while its load is under way, the seconds that it is expected to take, and the answers
+    of the ranks that are done.
+    """
 
     match: Match
     job: LoadJob
+    seconds: float
     answers: list[Loaded] = field(default_factory=list)
 
 
@@ -56,7 +62,8 @@ class Tracked:
     """One request. Its chain's blocks [0, stored) are in the store, [0, settled) are there or ordered to be.
 
     `found` is the last probe's answer for `asked` blocks, `probed_at` its time; `local` how many blocks vLLM
-    had itself then. `may_load` ends with the first failed load: a request must not ask again and again.
+    had itself then, and `choice` how far the answer was worth loading. `may_load` ends with the first failed
+    load: a request must not ask again and again.
     """
 
     request: RequestLike
@@ -70,6 +77,7 @@ class Tracked:
     found: Match | None = None
     probed_at: float = 0.0
     local: int = 0
+    choice: Choice = NOTHING
     may_load: bool = True
     lease: Lease | None = None
     has_saves: bool = False

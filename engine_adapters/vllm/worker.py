@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine_adapters.vllm.loader import Loader
 from engine_adapters.vllm.memory import KvMemory
-from engine_adapters.vllm.messages import Answers, Loaded, LoadJob, Step
+from engine_adapters.vllm.messages import Answers, Loaded, LoadJob, RankSpeed, Step
 from engine_adapters.vllm.options import Options
 from engine_adapters.vllm.saver import Saver
 from engine_adapters.vllm.tally import Tally
@@ -22,8 +22,8 @@ IDLE_SECONDS = 0.005
 
 
 class WorkerSide:
-    """One rank. Its part of every block is the shard of that name; `writes` is false where ranks hold equal
-    bytes and another one stores them.
+    """The rank of that name. Its part of every block is the shard of that name; `writes` is false where ranks
+    hold equal bytes and another one stores them.
 
     Call order in a step: begin, start_loads, (the engine computes,) end, finished, errors, answers.
     Threads: the engine's only.
@@ -35,6 +35,7 @@ class WorkerSide:
         options: Options,
         memory: KvMemory,
         *,
+        rank: str,
         shard: str,
         writes: bool,
         num_blocks: int,
@@ -43,6 +44,7 @@ class WorkerSide:
         self._client = client
         self._options = options
         self._memory = memory
+        self._rank = rank
         self._shard = shard
         self._writes = writes
         self._queue_blocks = options.save_queue_blocks or max(1, num_blocks // 4)
@@ -103,9 +105,15 @@ class WorkerSide:
         return errors
 
     def answers(self) -> Answers | None:
-        """Return what became of the loads that ended."""
+        """Return what became of the loads that ended, and how fast they came."""
         loaded, self._loaded = self._loaded, []
-        return Answers(tuple(loaded)) if loaded else None
+        if not loaded or self._loader is None:
+            return None
+        speeds = self._loader.block_seconds().items()
+        return Answers(
+            tuple(loaded),
+            tuple(RankSpeed(rank=self._rank, tier=tier, block_seconds=seconds) for tier, seconds in speeds),
+        )
 
     def flush(self, seconds: float) -> bool:
         """Wait until everything is put, at most `seconds`; say whether it is."""

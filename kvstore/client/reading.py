@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvstore.api import MatchAnswer, MatchRequest, Progress, TierRun
+from kvstore.api import MatchAnswer, MatchRequest, Progress
 from kvstore.client.buffers import Buffers, by_part, rows_in
 from kvstore.client.deadline import Deadline
 from kvstore.client.delivery import Delivery
@@ -16,7 +16,7 @@ from kvstore.client.limits import Transport
 from kvstore.client.link import Link
 from kvstore.client.loading import Loading
 from kvstore.client.mapped import fetch_mapped
-from kvstore.client.recompute import DECISIONS, Choice, choose
+from kvstore.client.recompute import DECISIONS, Choice, choose, tiers_between
 from kvstore.client.results import Fetched, Match
 from kvstore.client.session import Outcome
 from kvstore.client.ticket import Ticket
@@ -153,12 +153,12 @@ def fetch(
     if delivery.corrupt:
         namespace.client.events.add("kvstore_client_corrupt_total")
         release(namespace, found, Release(found.lease, good, ReleaseOutcome.CORRUPT))
-    tiers = _between(found.tiers, first, good)
-    # Nothing came in all that time: its tier is at least so slow.
+    tiers = tiers_between(found.tiers, first, good)
     namespace.client.speeds.note(
-        tiers or _between(found.tiers, first, first + 1),
+        tiers or tiers_between(found.tiers, first, first + 1),
         block_bytes=_block_bytes(layout, buffers),
         seconds=deadline.spent(),
+        came=bool(tiers),
     )
     return Fetched(max(0, good - first), None if good == end else why, deadline.spent(), tiers)
 
@@ -181,9 +181,7 @@ def worth(namespace: OpenNamespace, found: Match, *, first: int, block_recompute
         may_try=speeds.may_try,
     )
     if found.blocks > first:
-        cut = "load_part" if choice.blocks > first else "recompute"
-        decision = "load" if choice.blocks >= found.blocks else "try" if choice.is_trial else cut
-        namespace.client.events.add(DECISIONS, decision=decision)
+        namespace.client.events.add(DECISIONS, decision=choice.decision(first=first, found=found.blocks))
     return choice
 
 
@@ -247,15 +245,3 @@ def release(namespace: OpenNamespace, found: Match, release: Release) -> None:
     link = found.link or namespace.client.runtime.connection.current
     if found.lease and link is not None:
         link.release(release)
-
-
-def _between(tiers: tuple[TierRun, ...], first: int, end: int) -> tuple[TierRun, ...]:
-    """Return where blocks [first, end) were found, given the same of all from the first block on."""
-    kept: list[TierRun] = []
-    start = 0
-    for run in tiers:
-        count = min(start + run.count, end) - max(start, first)
-        if count > 0:
-            kept.append(TierRun(run.tier, count))
-        start += run.count
-    return tuple(kept)

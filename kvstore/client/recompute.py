@@ -24,14 +24,22 @@ TRIAL_BLOCKS = 4
 class Choice:
     """Load the first `blocks` blocks of a match, counted from its start, and compute the rest.
 
-    `is_trial`: the last few of them only show whether their tier is fast again. Units: estimated seconds of
+    `trial`: the last few of them only show whether this tier is fast again. Units: estimated seconds of
     loading what is loaded, and of computing the same.
     """
 
     blocks: int
     load_seconds: float = 0.0
     recompute_seconds: float = 0.0
-    is_trial: bool = False
+    trial: Tier | None = None
+
+    def decision(self, *, first: int, found: int) -> str:
+        """Name what it makes of a match of `found` blocks, for a reader that has the first `first`."""
+        if self.blocks >= found:
+            return "load"
+        if self.trial is not None:
+            return "try"
+        return "load_part" if self.blocks > first else "recompute"
 
 
 def choose(
@@ -41,14 +49,16 @@ def choose(
     block_load_seconds: Callable[[Tier], float],
     block_recompute_seconds: float,
     may_try: Callable[[Tier], bool] = lambda _: False,
+    wait_seconds: float = 0.0,
 ) -> Choice:
     """Return how many leading blocks are worth loading by a reader that has the first `first`.
 
     Blocks come in order, so a slow stretch is loaded only for the sake of what lies behind it. A tier that
-    was left out for its speed gives TRIAL_BLOCKS when `may_try` says so.
+    was left out for its speed gives TRIAL_BLOCKS when `may_try` says so. `wait_seconds` pass before a load
+    begins.
     """
     best, start = Choice(first), 0
-    load, recompute, most = 0.0, 0.0, 0.0
+    load, recompute, most = wait_seconds, 0.0, 0.0
     left_out: TierRun | None = None
     for run in tiers:
         count = start + run.count - max(start, first)
@@ -69,8 +79,20 @@ def choose(
         best.blocks + more,
         best.load_seconds + more * block_load_seconds(left_out.tier),
         best.recompute_seconds + more * block_recompute_seconds,
-        is_trial=True,
+        trial=left_out.tier,
     )
+
+
+def tiers_between(tiers: Sequence[TierRun], first: int, end: int) -> tuple[TierRun, ...]:
+    """Return where blocks [first, end) were found, given the same of all from the first block on."""
+    kept: list[TierRun] = []
+    start = 0
+    for run in tiers:
+        count = min(start + run.count, end) - max(start, first)
+        if count > 0:
+            kept.append(TierRun(run.tier, count))
+        start += run.count
+    return tuple(kept)
 
 
 class TierSpeeds:
@@ -87,8 +109,11 @@ class TierSpeeds:
         self._measured_at: dict[Tier, float] = {}
         self._tried_at: dict[Tier, float] = {}
 
-    def note(self, tiers: Sequence[TierRun], *, block_bytes: int, seconds: float) -> None:
-        """Learn from a fetch; of several tiers each takes its share of the time by what was known before."""
+    def note(self, tiers: Sequence[TierRun], *, block_bytes: int, seconds: float, came: bool = True) -> None:
+        """Learn from a fetch; of several tiers each takes its share of the time by what was known before.
+
+        With `came` false nothing came in all that time: the tiers are at least so slow.
+        """
         total = sum(run.count for run in tiers) * block_bytes
         if not total or seconds <= 0.0:
             return
@@ -96,6 +121,8 @@ class TierSpeeds:
             even = seconds / total
             known = {run.tier: self._byte_seconds.get(run.tier, even) for run in tiers}
             expected = sum(run.count * block_bytes * known[run.tier] for run in tiers)
+            if not came and seconds < expected and self._byte_seconds.keys() >= known.keys():
+                return  # as expected: given up too early to tell
             now = self._clock.monotonic()
             for tier, before in known.items():
                 is_old = now - self._measured_at.get(tier, now) >= REMEMBER_SECONDS
@@ -107,6 +134,11 @@ class TierSpeeds:
         """Return how long a block from a tier takes."""
         with self._lock:
             return self._byte_seconds.get(tier, 0.0) * block_bytes
+
+    def known(self) -> dict[Tier, float]:
+        """Return what was measured so far."""
+        with self._lock:
+            return dict(self._byte_seconds)
 
     def may_try(self, tier: Tier) -> bool:
         """Say whether the last measurement and the last trial are old; a trial begins then."""

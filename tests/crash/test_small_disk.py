@@ -15,6 +15,7 @@ from kvstore.tiers.base import SliceTouch, TouchNote
 from kvstore.tiers.ssd import DirectoryLock
 from kvstore.types import PAGE_BYTES, PutOutcome
 from tests.crash.test_ladder_disk import BLOCKS, WAIT_SECONDS, Node, until
+from tests.support.ssd_directory import allocated
 
 DISK_BYTES = 48 << 20
 pytestmark = pytest.mark.skipif(
@@ -50,10 +51,6 @@ def fill(path: Path) -> None:
                     pass
             except OSError:
                 continue
-
-
-def allocated(directory: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in (directory / "segments").iterdir())
 
 
 def test_segments_and_index_on_a_full_disk(disk: Path) -> None:

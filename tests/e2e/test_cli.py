@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -11,12 +13,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from kvstore.bench.groups import DEFAULT, GROUPS
 from kvstore.cli.child import ChildDaemon
+from kvstore.cli.main import run
 from kvstore.client import Client
 from kvstore.hashing import block_hashes, chain_root
 from kvstore.layout import Layout
@@ -38,21 +42,19 @@ SMALL = {"ssd.segment_bytes": "16MiB", "ssd.capacity_bytes": "256MiB"}
 
 
 def kvstore(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a program, without a terminal."""
+    """Run a command without a terminal, in this process: a program's start takes longer than its work."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("KVSTORE_")}
-    command = [sys.executable, "-m", "kvstore.cli.main", *arguments]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        cwd=ROOT,
-        env=inherited | environment,
-    )
-    assert "Traceback" not in done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
-    return done
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, inherited | environment, clear=True),
+        contextlib.chdir(ROOT),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = run(list(arguments))
+    assert "Traceback" not in err.getvalue()
+    assert "\x1b" not in out.getvalue() + err.getvalue()
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -95,6 +97,17 @@ def prompt(tmp_path: Path) -> Path:
     path = tmp_path / "prompt.json"
     path.write_text(json.dumps([*TOKENS, 7, 7, 7, 7]))
     return path
+
+
+def test_the_program_does_as_the_function(daemon: ChildDaemon) -> None:
+    command = [sys.executable, "-m", "kvstore.cli.main", "inspect", "segments", "-a"]
+    done = subprocess.run([*command, daemon.address], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout == kvstore("inspect", "segments", "-a", daemon.address).stdout
+    wrong = subprocess.run(
+        [*command, "unix:/nonexistent/s"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr == kvstore("inspect", "segments", "-a", "unix:/nonexistent/s").stderr
 
 
 def test_status(daemon: ChildDaemon) -> None:

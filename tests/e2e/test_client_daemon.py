@@ -106,18 +106,18 @@ def gauge(home: Home, name: str) -> float:
     return float(status["gauges"][name])
 
 
-def test_put_match_fetch_release(daemon: Served, namespace: OpenNamespace) -> None:
-    keys, source = stored(namespace)
+def test_put_match_fetch_release(shared_daemon: Served, shared_namespace: OpenNamespace) -> None:
+    keys, source = stored(shared_namespace)
     into = np.zeros_like(source)
-    match = namespace.match(keys, owner="request-1", deadline_seconds=SECONDS)
+    match = shared_namespace.match(keys, owner="request-1", deadline_seconds=SECONDS)
     assert (match.blocks, match.reason, match.boundaries[0]) == (20, None, 20)
-    assert gauge(daemon.home, "kvstore_leases") == 1
-    fetched = namespace.fetch(match, into, deadline_seconds=SECONDS)
+    assert gauge(shared_daemon.home, "kvstore_leases") == 1
+    fetched = shared_namespace.fetch(match, into, deadline_seconds=SECONDS)
     assert (fetched.blocks, fetched.reason) == (20, None)
     assert np.array_equal(into, source)
-    namespace.release(match, used=20)
-    namespace.release(match, used=20)
-    until(lambda: gauge(daemon.home, "kvstore_leases") == 0)
+    shared_namespace.release(match, used=20)
+    shared_namespace.release(match, used=20)
+    until(lambda: gauge(shared_daemon.home, "kvstore_leases") == 0)
 
 
 def test_a_longer_prompt_adds_its_tail(shared_namespace: OpenNamespace) -> None:
@@ -198,30 +198,33 @@ def test_a_hung_daemon_is_a_miss_and_then_all_is_well(
     until(lambda: gauge(daemon.home, "kvstore_reservations") == 0)
 
 
-def test_late_leases_go_back_by_themselves(daemon: Served, namespace: OpenNamespace) -> None:
-    keys, _ = stored(namespace)
-    daemon.send(signal.SIGSTOP)
-    assert namespace.match(keys, deadline_seconds=0.02).reason is MissReason.DEADLINE
-    assert namespace.submit_match(keys, deadline_seconds=0.02).result(SECONDS).reason is MissReason.DEADLINE
-    daemon.send(signal.SIGCONT)
-    until(lambda: gauge(daemon.home, "kvstore_leases") == 0)
-    assert namespace.match(keys, deadline_seconds=SECONDS).blocks == 20
+def test_late_leases_go_back_by_themselves(shared_daemon: Served, shared_namespace: OpenNamespace) -> None:
+    keys, _ = stored(shared_namespace)
+    shared_daemon.send(signal.SIGSTOP)
+    assert shared_namespace.match(keys, deadline_seconds=0.02).reason is MissReason.DEADLINE
+    assert (
+        shared_namespace.submit_match(keys, deadline_seconds=0.02).result(SECONDS).reason
+        is MissReason.DEADLINE
+    )
+    shared_daemon.send(signal.SIGCONT)
+    until(lambda: gauge(shared_daemon.home, "kvstore_leases") == 0)
+    assert shared_namespace.match(keys, deadline_seconds=SECONDS).blocks == 20
 
 
 def test_a_daemon_that_hangs_in_a_fetch_ends_it_at_its_deadline(
-    daemon: Served, namespace: OpenNamespace
+    shared_daemon: Served, shared_namespace: OpenNamespace
 ) -> None:
-    keys, source = stored(namespace)
-    match = namespace.match(keys, deadline_seconds=SECONDS)
-    daemon.send(signal.SIGSTOP)
+    keys, source = stored(shared_namespace)
+    match = shared_namespace.match(keys, deadline_seconds=SECONDS)
+    shared_daemon.send(signal.SIGSTOP)
     into = np.zeros_like(source)
-    fetched = namespace.fetch(match, into, deadline_seconds=0.2)
-    if namespace.client.transport is Transport.MAPPED:
+    fetched = shared_namespace.fetch(match, into, deadline_seconds=0.2)
+    if shared_namespace.client.transport is Transport.MAPPED:
         assert fetched.blocks == 20, "what lies in the arena needs no daemon"
     else:
         assert (fetched.blocks, fetched.reason) == (0, MissReason.DEADLINE)
-    daemon.send(signal.SIGCONT)
-    assert namespace.fetch(match, into, deadline_seconds=SECONDS).blocks == 20
+    shared_daemon.send(signal.SIGCONT)
+    assert shared_namespace.fetch(match, into, deadline_seconds=SECONDS).blocks == 20
     assert np.array_equal(into, source)
 
 
@@ -352,16 +355,16 @@ def test_flat_addressing(shared_client: Client) -> None:
     assert np.array_equal(into, np.roll(source[:3], -1, axis=0))
 
 
-def test_a_lease_is_good_in_another_client(daemon: Served, namespace: OpenNamespace) -> None:
-    keys, source = stored(namespace)
-    match = namespace.match(keys, deadline_seconds=SECONDS)
+def test_a_lease_is_good_in_another_client(shared_daemon: Served, shared_namespace: OpenNamespace) -> None:
+    keys, source = stored(shared_namespace)
+    match = shared_namespace.match(keys, deadline_seconds=SECONDS)
     into = np.zeros_like(source)
-    with Client(daemon.home.address, transport=namespace.client.transport) as other:
+    with Client(shared_daemon.home.address, transport=shared_namespace.client.transport) as other:
         bearer = Match(blocks=match.blocks, lease=match.lease, ready=False)
-        fetched = other.open(NAMESPACE).fetch(bearer, into, deadline_seconds=SECONDS)
+        fetched = other.open(shared_namespace.namespace).fetch(bearer, into, deadline_seconds=SECONDS)
         assert (fetched.blocks, fetched.reason) == (20, None)
     assert np.array_equal(into, source)
-    namespace.release(match, used=0, outcome=ReleaseOutcome.UNUSED)
+    shared_namespace.release(match, used=0, outcome=ReleaseOutcome.UNUSED)
 
 
 def test_an_ended_lease_is_a_miss(shared_namespace: OpenNamespace) -> None:

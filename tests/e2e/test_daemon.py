@@ -39,6 +39,15 @@ def home() -> Iterator[Home]:
     made.remove()
 
 
+@pytest.fixture(scope="module")
+def shared_daemon() -> Iterator[Served]:
+    """One daemon for the tests that leave it as it was; each has keys of its own."""
+    home = Home()
+    with Served(home) as running:
+        yield running
+    home.remove()
+
+
 def is_serving(channel: grpc.Channel, service: str = "") -> bool:
     reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
@@ -68,8 +77,8 @@ def test_it_starts_without_configuration_and_says_what_it_does(home: Home) -> No
     assert not list(home.socket.parent.iterdir())
 
 
-def test_reflection_answers(home: Home) -> None:
-    with Served(home), Wire(home.address) as client:
+def test_reflection_answers(shared_daemon: Served) -> None:
+    with Wire(shared_daemon.home.address) as client:
         stub = reflection_pb2_grpc.ServerReflectionStub(client.channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         (reply,) = stub.ServerReflectionInfo(iter([request]))
@@ -77,10 +86,10 @@ def test_reflection_answers(home: Home) -> None:
     assert {"kvstore.v1.Data", "kvstore.v1.Admin", "grpc.health.v1.Health"} <= names
 
 
-def test_every_metric_is_scraped(home: Home) -> None:
-    with Served(home) as daemon, Wire(home.address) as client:
+def test_every_metric_is_scraped(shared_daemon: Served) -> None:
+    with Wire(shared_daemon.home.address) as client:
         client.hello()
-        text = scraped(daemon)
+        text = scraped(shared_daemon)
     for metric in METRICS:
         assert f"# HELP {metric.name.removesuffix('_total')}" in text
     assert "kvstore_sessions 1.0" in text
@@ -147,9 +156,9 @@ def test_a_small_disk_keeps_the_newest(home: Home) -> None:
         assert 'kvstore_evicted_bytes_total{tier="ssd"}' in scraped(daemon)
 
 
-def test_what_arrives_damaged_is_refused(home: Home) -> None:
-    keys = blocks.keys_of(10)
-    with Served(home), Wire(home.address) as client:
+def test_what_arrives_damaged_is_refused(shared_daemon: Served) -> None:
+    keys = blocks.keys_of(10, seed=1)
+    with Wire(shared_daemon.home.address) as client:
         blocks.open_namespace(client)
         outcomes = blocks.put(client, keys, spoiled=6)
         assert outcomes == [(PutOutcome.STORED_SSD, 6), (PutOutcome.REFUSED, 4)]
@@ -158,9 +167,9 @@ def test_what_arrives_damaged_is_refused(home: Home) -> None:
         blocks.assert_fetched(client, keys)
 
 
-def test_duplicates_end_the_call_before_their_payload(home: Home) -> None:
-    keys = blocks.keys_of(300)
-    with Served(home), Wire(home.address) as client:
+def test_duplicates_end_the_call_before_their_payload(shared_daemon: Served) -> None:
+    keys = blocks.keys_of(300, seed=2)
+    with Wire(shared_daemon.home.address) as client:
         blocks.open_namespace(client)
         assert blocks.put(client, keys) == [(PutOutcome.STORED_SSD, 300)]
         for _ in range(5):
@@ -191,9 +200,9 @@ def test_what_an_administrator_asks(home: Home) -> None:
         assert isinstance(wire.error_from_call(caught.value), UnknownNamespace)
 
 
-def test_any_process_may_watch_a_lease(home: Home) -> None:
-    keys = blocks.keys_of(30)
-    with Served(home), Wire(home.address) as client, Wire(home.address) as other:
+def test_any_process_may_watch_a_lease(shared_daemon: Served) -> None:
+    keys = blocks.keys_of(30, seed=3)
+    with Wire(shared_daemon.home.address) as client, Wire(shared_daemon.home.address) as other:
         blocks.open_namespace(client)
         blocks.put(client, keys)
         lease = blocks.match(client, keys).lease

@@ -83,7 +83,7 @@ def test_on_the_clock_of_the_trace_every_request_hits_as_simulated(
     assert json.loads(capsys.readouterr().out)["hit_tokens"] == found["measured"]["hit_tokens"]
 
 
-@pytest.mark.parametrize("clients", [1, pytest.param(6, id="six")])
+@pytest.mark.parametrize("clients", [pytest.param(1, marks=pytest.mark.slow), pytest.param(6, id="six")])
 def test_in_wall_time_a_daemon_does_as_simulated(
     trace: Path, daemon: ChildDaemon, capsys: pytest.CaptureFixture[str], clients: int
 ) -> None:

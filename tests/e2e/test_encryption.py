@@ -62,6 +62,7 @@ def is_hit(client: Client, tenant: str, tier: Tier) -> bool:
     return {run.tier for run in fetched.tiers} == {tier}
 
 
+@pytest.mark.slow
 def test_kill_rotate_and_shred(home: Home) -> None:
     home.root.mkdir(exist_ok=True)
     keys(home, "rotate", "acme")

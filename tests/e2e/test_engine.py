@@ -96,7 +96,10 @@ def test_a_decode_worker_that_dies_in_an_answer_loses_none_of_it(home: Home, tmp
     assert answer.ids == tuple(told) == expected.ids
 
 
-@pytest.mark.parametrize("options", [OPTIONS, CHUNKED], ids=["whole", "chunked"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(OPTIONS, id="whole"), pytest.param(CHUNKED, id="chunked", marks=pytest.mark.slow)],
+)
 def test_one_answer_from_nothing_from_host_and_from_ssd(
     model: Model, home: Home, options: EngineOptions
 ) -> None:

@@ -100,7 +100,9 @@ def test_fresh_processes_hit_from_host_and_from_ssd(
         assert (again.ids, again.hit_tokens, again.reasons) == (cold.ids, {"ssd": whole}, ())
 
 
-def test_two_tensor_parallel_workers_load_and_save_their_parts(nursery: VllmNursery, tmp_path: Path) -> None:
+def test_two_tensor_parallel_workers_load_save_and_measure_their_parts(
+    nursery: VllmNursery, tmp_path: Path
+) -> None:
     folder = tmp_path / "tiny"
     tiny_model(hidden_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32).save_pretrained(
         folder
@@ -113,8 +115,18 @@ def test_two_tensor_parallel_workers_load_and_save_their_parts(nursery: VllmNurs
             engine = nursery.start(folder, daemon.address, many=True, options=options)
             answers.append(engine.generate(ids, 8))
             engine.close()
-    assert answers[0].ids == answers[1].ids
+        # An engine that computes faster than anything can be loaded. What its workers measure is all that
+        # tells the scheduler.
+        hasty = {"prefill_tokens_per_second": 1e9, "fetch_seconds_min": 0.0}
+        engine = nursery.start(folder, daemon.address, many=True, options=options, extra=hasty)
+        for _ in range(2):
+            answers.append(engine.generate(ids, 8))
+            engine.forget()
+        engine.close()
+    assert [answer.ids for answer in answers[1:]] == [answers[0].ids] * 3
     assert (answers[0].hit, answers[1].hit_tokens) == (0, {"host": 300 // BLOCK * BLOCK})
+    assert (answers[2].hit, answers[2].reasons) == (0, ("deadline",)), "nobody knew"
+    assert (answers[3].hit, answers[3].reasons) == (0, ("slower_than_recompute",))
 
 
 class TestVllmIsAnAdapter(AdapterSuite):

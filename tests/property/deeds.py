@@ -25,7 +25,8 @@ from kvstore.types import (
     ReleaseOutcome,
     split_keys,
 )
-from tests.property.world import SESSIONS, Held, World, Writer
+from tests.property.promises import Held
+from tests.property.world import SESSIONS, World, Writer
 from tests.support.driver import check_extents, fill
 from tests.support.model import ModelPart, ModelPut
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore import hashing
-from kvstore.api import CommitAnswer, Extent, MatchAnswer
+from kvstore.api import CommitAnswer, Extent
 from kvstore.clock import ManualClock
 from kvstore.core.eviction import EvictionPolicy, ExactLru, S3Fifo
 from kvstore.core.eviction_density import HitDensity
@@ -19,8 +19,9 @@ from kvstore.events import Events
 from kvstore.namespace import Namespace
 from kvstore.retention import SHIPPED_CLASSES, RetentionClass
 from kvstore.tiers.base import FrameKind, Tier
-from kvstore.types import HASH_BYTES, Addressing, MissReason, PutOutcome, split_keys
-from tests.support.driver import check_extents, namespace
+from kvstore.types import Addressing, MissReason, PutOutcome, split_keys
+from tests.property.promises import Held
+from tests.support.driver import namespace
 from tests.support.faulty import FaultyTier
 from tests.support.integrity import check_integrity
 from tests.support.memory import Disk, PrivateMemory
@@ -60,23 +61,6 @@ class Setting:
     def is_roomy(self) -> bool:
         """Nothing has to leave for want of room."""
         return self.pages >= 4096 and not self.capacity
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """A lease, and all that was ever said about where its blocks lie."""
-
-    space: int
-    keys: bytes
-    answer: MatchAnswer
-    owner: str
-    session: int
-    deadline: float
-    granted_at: int
-    exact_only: bool
-    has_approx: bool
-    extents: list[Extent] = field(default_factory=list)
-    is_stale: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -314,13 +298,7 @@ class World:
 
     def frozen(self, space: int, owner: str, keys: bytes, *, exact_only: bool) -> Held | None:
         """The lease whose answer stands for the next match of its owner."""
-        for held in self.held:
-            is_mine = owner and held.owner == owner and held.space == space
-            answered = held.keys[: held.answer.blocks * HASH_BYTES]
-            stands = not held.is_stale and not (exact_only and held.has_approx)
-            if is_mine and stands and keys.startswith(answered):
-                return held
-        return None
+        return next((h for h in self.held if h.stands_for(space, owner, keys, exact_only=exact_only)), None)
 
     def keys_that_left(self, space: int, reason: MissReason) -> set[bytes]:
         """What left since the oracle last followed."""
@@ -369,7 +347,7 @@ class World:
         self.settle()
         self.follow()
         for held in self.held:
-            self._check_slots(held)
+            held.check_slots(self.ladder, self.memory)
         if deep:
             self.check()
 
@@ -397,34 +375,8 @@ class World:
                 for purge in self.purges:
                     purge.keys -= set(names) if purge.space == index else set()
             for held in self.held:
-                if held.space == index and side is None and not held.is_stale:
-                    mine = set(split_keys(held.keys)[: held.answer.blocks])
-                    held.is_stale = not mine.isdisjoint(names)
-
-    def _check_slots(self, held: Held) -> None:
-        for extent in self._promised(held):
-            now = self.memory.generations[extent.slots]
-            assert (now == extent.generations).all(), "a leased slot was given away"
-
-    def _promised(self, held: Held) -> list[Extent]:
-        """What was told part by part is taken back where another part of it does not come: the lease then
-        ends before it.
-        """
-        lease, promised = self.ladder._leases._leases.get(held.answer.lease), list[Extent]()
-        for extent in held.extents:
-            kept = extent.count if lease is None else max(0, min(extent.count, lease.limit - extent.first))
-            width = len(extent.digests) // extent.count
-            promised.append(
-                Extent(
-                    extent.part,
-                    extent.first,
-                    extent.slots[:kept],
-                    extent.generations[:kept],
-                    extent.lengths[:kept],
-                    extent.digests[: kept * width],
-                )
-            )
-        return promised
+                if held.space == index and side is None:
+                    held.lost(names)
 
     def check(self) -> None:
         """Compare everything with everything."""
@@ -436,7 +388,7 @@ class World:
                 self._same(sides, model.sides)
                 self._check_durable(model)
         for held in self.held:
-            check_extents(self.ladder, self.spaces[held.space], held.keys, tuple(self._promised(held)))
+            held.check_bytes(self.ladder, self.spaces[held.space])
         self._check_totals()
 
     def _same(self, real: dict[Any, Cell], expected: dict[Any, Cell]) -> None:

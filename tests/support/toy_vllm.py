@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from engine_adapters.vllm.options import Options
 from engine_adapters.vllm.scheduler import SchedulerSide
 from engine_adapters.vllm.worker import WorkerSide
 from kvstore.client import Client
+from kvstore.clock import Clock
 from kvstore.copying import Bytes
 
 BLOCK = 16
@@ -72,16 +73,20 @@ def block_bytes(name: bytes, rank: int) -> Bytes:
 class ToyRank:
     """One worker: its tensors, and its side of the connector."""
 
-    def __init__(self, address: str, options: Options, facts: WorkerFacts, num_blocks: int) -> None:
+    def __init__(
+        self, address: str, options: Options, facts: WorkerFacts, num_blocks: int, clock: Clock | None
+    ) -> None:
         self.rank = facts.tp_rank
         self.rows = [np.zeros((num_blocks, ROW_BYTES), np.uint8) for _ in range(LAYERS)]
         self.side = WorkerSide(
             Client(address, limits=options.limits),
             options,
             HostMemory(self.rows),
+            rank=facts.rank,
             shard=facts.shard,
             writes=facts.writes,
             num_blocks=num_blocks,
+            clock=clock,
         )
 
     def compute(self, block: int, name: bytes) -> None:
@@ -123,7 +128,10 @@ class Outcome:
 
 
 class ToyEngine:
-    """An engine with `ranks` workers. A context manager that ends it in the orderly way."""
+    """An engine with `ranks` workers. A context manager that ends it in the orderly way.
+
+    `clocks` are the ranks' and, last, the scheduler's.
+    """
 
     def __init__(
         self,
@@ -132,11 +140,16 @@ class ToyEngine:
         ranks: int = 1,
         num_blocks: int = 64,
         facts: Mapping[str, Any] | None = None,
+        clocks: Sequence[Clock | None] | None = None,
         **options: Any,
     ) -> None:
         self.options = Options.parse({**PATIENT, **options})
+        *rank_clocks, clock = clocks or [None] * (ranks + 1)
         workers = [rank_facts(rank, **(facts or {})) for rank in range(ranks)]
-        self.ranks = [ToyRank(address, self.options, worker, num_blocks) for worker in workers]
+        self.ranks = [
+            ToyRank(address, self.options, worker, num_blocks, rank_clock)
+            for worker, rank_clock in zip(workers, rank_clocks, strict=True)
+        ]
         self.names = NameBook(
             Client(address, limits=self.options.limits),
             lambda adapter, generation: engine_namespace(
@@ -144,7 +157,7 @@ class ToyEngine:
             ),
             retention_class=self.options.retention_class,
         )
-        self.side = SchedulerSide(self.names, self.options, ranks=ranks, save_blocks=4)
+        self.side = SchedulerSide(self.names, self.options, ranks=ranks, save_blocks=4, clock=clock)
         self.free = list(range(1, num_blocks))
         self.tables: dict[str, list[int]] = {}
         self.finished: set[str] = set()
@@ -153,7 +166,7 @@ class ToyEngine:
         self.invalid: set[int] = set()
         self.loaded: Counter[str] = Counter()
 
-    def __enter__(self) -> ToyEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
+import pytest
+
 from kvstore.api import OutcomeRun
 from kvstore.types import PutOutcome
 from tests.torture.plan import KILLS, plan
@@ -40,6 +42,7 @@ def test_a_flood_does_not_starve_a_quiet_client() -> None:
     assert summary.flooded.matches > 10, summary.line()
 
 
+@pytest.mark.slow
 def test_a_few_kills_under_load() -> None:
     with Torture(seed=11) as torture:
         summary = torture.run(seconds=60.0, kills_max=2)

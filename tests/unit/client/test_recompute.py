@@ -77,7 +77,22 @@ def test_no_choice_is_slower_than_computing_all(seed: int) -> None:
 def test_a_tier_that_was_left_out_is_tried_with_few_blocks() -> None:
     tiers = (TierRun(HOST, 10), TierRun(SSD, 20))
     found = chosen(*tiers, host=0.1, ssd=2.0, recompute=1.0, may_try=True)
-    assert (found.blocks, found.is_trial) == (10 + TRIAL_BLOCKS, True)
+    assert (found.blocks, found.trial) == (10 + TRIAL_BLOCKS, SSD)
+    assert found.decision(first=10, found=30) == "try"
+
+
+def test_what_waits_for_others_must_save_more() -> None:
+    found = [
+        choose(
+            [TierRun(HOST, 10)],
+            first=0,
+            block_load_seconds=lambda _: 0.1,
+            block_recompute_seconds=0.3,
+            wait_seconds=wait,
+        ).blocks
+        for wait in (0.0, 1.9, 2.1)
+    ]
+    assert found == [10, 10, 0]
 
 
 def test_speeds_follow_what_is_measured_and_old_ones_make_way() -> None:
@@ -95,6 +110,16 @@ def test_speeds_follow_what_is_measured_and_old_ones_make_way() -> None:
     assert not speeds.may_try(SSD), "one at a time"
     speeds.note([TierRun(SSD, 4)], block_bytes=100, seconds=0.4)
     assert speeds.block_seconds(SSD, block_bytes=100) == pytest.approx(0.1)
+
+
+def test_what_was_given_up_early_says_nothing_good() -> None:
+    speeds = TierSpeeds(ManualClock())
+    speeds.note([TierRun(SSD, 1)], block_bytes=1, seconds=1.0, came=False)
+    assert speeds.known() == {SSD: 1.0}, "at least so slow"
+    speeds.note([TierRun(SSD, 1)], block_bytes=1, seconds=0.1, came=False)
+    assert speeds.known() == {SSD: 1.0}
+    speeds.note([TierRun(SSD, 1)], block_bytes=1, seconds=3.0, came=False)
+    assert speeds.known()[SSD] > 1.0
 
 
 def test_a_fetch_from_two_tiers_is_shared_by_what_was_known() -> None:

@@ -23,6 +23,7 @@ from kvstore.tiers.ssd.health import HANG_SECONDS, SEEN_MIN
 from kvstore.types import PAGE_BYTES, MissReason
 from tests.support.fault_fs import FaultFileSystem
 from tests.support.ssd import MIB, open_ssd, recovered_ssd
+from tests.support.ssd_directory import allocated
 
 WAIT_SECONDS = 30.0
 ALL_WRITES = "open pwritev fdatasync fsync_directory truncate punch rename unlink mkdir"
@@ -202,10 +203,6 @@ class TestRoom:
         assert again.delete([places[1]]).result(WAIT_SECONDS) >= places[1].length_bytes
         assert again.usage().used_bytes == 0 == allocated(tmp_path)
         again.close(deadline_seconds=WAIT_SECONDS)
-
-
-def allocated(directory: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in (directory / "segments").iterdir())
 
 
 class TestReadErrors:

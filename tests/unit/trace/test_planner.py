@@ -176,7 +176,7 @@ def turns(path: Path) -> Path:
     """Sessions side by side, each at another point of a turn of any length; after its end none comes back."""
     lines: list[dict[str, Any]] = []
     rng = random.Random(1)
-    for session in range(200):
+    for session in range(100):
         ids = [1000 * session + block for block in range(1, 9)]
         steps = rng.randint(1, 9)
         for step in range(steps):

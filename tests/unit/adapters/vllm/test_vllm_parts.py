@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +13,18 @@ import torch
 
 from engine_adapters.vllm.identity import Tensor, WorkerFacts, engine_namespace
 from engine_adapters.vllm.memory import block_rows, kv_memory
+from engine_adapters.vllm.messages import RankSpeed
 from engine_adapters.vllm.options import Options, Wishes
 from engine_adapters.vllm.pace import Pace
+from engine_adapters.vllm.speeds import RankSpeeds, wait_seconds
 from engine_adapters.vllm.support import packing_of, why_not
 from engine_adapters.vllm.tally import Tally, added, readable, split
 from engine_adapters.vllm.weights import adapter_fingerprint, weights_fingerprint
 from kvstore.bench.vllm_process import missing_cpu_flags
+from kvstore.client.recompute import REMEMBER_SECONDS
 from kvstore.clock import ManualClock
 from kvstore.errors import InvalidArgument
+from kvstore.types import Tier
 from tests.support.toy_vllm import engine_facts, rank_facts
 
 
@@ -202,6 +207,41 @@ def test_a_load_may_take_what_computing_takes() -> None:
     clock.advance(0.001)
     pace.step(1)  # a decode step says nothing about prompts
     assert pace.deadline(1000, least=0.05, most=2.0) == pytest.approx(0.5)
+
+
+def test_a_stated_pace_is_not_measured() -> None:
+    clock = ManualClock()
+    pace = Pace(clock, batches=1, tokens_per_second=2000.0)
+    for _ in range(3):
+        pace.step(1000)
+        clock.advance(0.001)
+    assert pace.seconds(1000) == pytest.approx(0.5)
+    assert Pace(clock, batches=1).seconds(1) == math.inf
+
+
+def test_the_slowest_rank_counts_and_old_words_make_way_for_a_trial() -> None:
+    clock = ManualClock()
+    speeds = RankSpeeds(clock)
+    assert (speeds.block_seconds(Tier.SSD), speeds.may_try(Tier.SSD)) == (0.0, False)
+    told = [
+        RankSpeed(rank="pp0tp0", tier=Tier.SSD, block_seconds=0.1),
+        RankSpeed(rank="pp0tp1", tier=Tier.SSD, block_seconds=0.4),
+    ]
+    speeds.note(told)
+    assert speeds.block_seconds(Tier.SSD) == 0.4
+    clock.advance(REMEMBER_SECONDS)
+    speeds.note(told)  # with another load: of this tier nothing is new
+    assert [speeds.may_try(Tier.SSD) for _ in range(3)] == [True] * 3, "asking changes nothing"
+    speeds.tried(Tier.SSD)
+    assert not speeds.may_try(Tier.SSD)
+    speeds.note([RankSpeed(rank="pp0tp1", tier=Tier.SSD, block_seconds=0.2)])
+    assert speeds.block_seconds(Tier.SSD) == 0.2
+
+
+def test_a_load_waits_for_those_that_keep_all_threads_busy() -> None:
+    assert wait_seconds([], threads=2) == wait_seconds([3.0], threads=2) == 0.0
+    assert wait_seconds([3.0, 1.0], threads=2) == 1.0
+    assert wait_seconds([3.0, 1.0, 1.0, 4.0], threads=2) == 3.0
 
 
 class FullAttentionSpec:
