@@ -134,6 +134,10 @@ class IndexKeeper:
         """Commit what is known now; resolves to 0."""
         return self._command(lambda change: _Done)
 
+    def is_buried(self, frame: FrameLocation) -> bool:
+        """Say whether a frame is deleted although the index, which could not be told, still has its row."""
+        return (frame.segment, frame.offset) in self._unsaved_gone
+
     def _command(self, work: Callable[[Change], _Finish]) -> Future[int]:
         future: Future[int] = Future()
         future.set_running_or_notify_cancel()
