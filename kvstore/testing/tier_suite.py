@@ -20,7 +20,7 @@ from kvstore.tiers.base import (
     Tier,
     TouchNote,
 )
-from kvstore.types import HASH_BYTES, MissReason, key_count
+from kvstore.types import HASH_BYTES, PAGE_BYTES, MissReason, key_count
 
 WAIT_SECONDS = 30.0
 TOUCHES = (SliceTouch(0, 2, "chat", 1_700_000_500.0), SliceTouch(2, 1, "batch", 1_700_000_400.0))
@@ -115,6 +115,32 @@ class TierSuite:
         assert_reads_back(tier, frames[2], places[2])
         assert tier.delete([places[1]]).result(WAIT_SECONDS) == 0
 
+    def test_headers_say_what_was_written(self, tier: Tier) -> None:
+        builder = registered(tier)
+        frames = [builder.frame(n, bucket=f"b{n % 2}") for n in (3, 1, 4)]
+        places = written(tier, frames)
+        asked = [places[2], places[0], places[1], places[0]]
+        told = tier.headers(asked).result(WAIT_SECONDS)
+        assert [frame.location for frame in told if frame is not None] == asked
+        headers = [frames[n].write.header for n in (2, 0, 1, 0)]
+        assert [frame.header for frame in told if frame is not None] == headers
+        assert tier.headers([]).result(WAIT_SECONDS) == []
+
+    def test_what_is_gone_has_no_header(self, tier: Tier) -> None:
+        builder = registered(tier)
+        frames = [builder.frame(n, bucket=bucket) for n, bucket in ((2, "a"), (3, "a"), (1, "b"))]
+        places = written(tier, frames)
+        tier.delete([places[1]]).result(WAIT_SECONDS)
+        assert [frame is not None for frame in tier.headers(places).result(WAIT_SECONDS)] == [
+            True,
+            False,
+            True,
+        ]
+        tier.unlink([places[2].segment]).result(WAIT_SECONDS)
+        absent = FrameLocation(places[0].segment + 1000, places[0].offset, PAGE_BYTES, PAGE_BYTES)
+        told = tier.headers([*places, absent]).result(WAIT_SECONDS)
+        assert [frame is not None for frame in told] == [True, False, False, False]
+
     def test_an_unlinked_segment_is_gone(self, tier: Tier) -> None:
         builder = registered(tier)
         first, second = builder.frame(4, bucket="a"), builder.frame(4, bucket="b")
@@ -156,6 +182,8 @@ class TierSuite:
         assert {frame.location for frame in found} == set(places[:2])
         self._check_found(found, frames[0], places[0], TOUCHES)
         self._check_found(found, frames[1], places[1], (SliceTouch(0, 1, "chat", 1_700_000_500.0),))
+        assert again.headers([frame.location for frame in found]).result(WAIT_SECONDS) == found
+        assert again.headers(places[2:]).result(WAIT_SECONDS) == [None]
         assert again.report().frames == 2
         assert again.report().blocks == 4
         assert [n.fingerprint for n in again.report().namespaces] == [builder.namespace.fingerprint]
@@ -178,10 +206,12 @@ class TierSuite:
         tier = self.open_tier(tmp_path)
         list(tier.recover())
         builder = registered(tier)
+        places = written(tier, [builder.frame(1)])
         tier.close(deadline_seconds=WAIT_SECONDS)
         tier.close(deadline_seconds=WAIT_SECONDS)
         (future,) = tier.write([builder.frame(1).write])
         assert future.result(WAIT_SECONDS).location is None
+        assert tier.headers(places).result(WAIT_SECONDS) == [None]
 
 
 def registered(tier: Tier, *, seed: int = 0) -> FrameBuilder:

@@ -327,10 +327,16 @@ class Index:
             value = txn.get(struct.pack(">Q", segment), db=self._tables)
         return unpack_table(segment, value, row=row)
 
-    def look(self, places: Sequence[FrameLocation], identities: Mapping[int, bytes]) -> list[Seen]:
+    def look(
+        self,
+        places: Sequence[FrameLocation],
+        identities: Mapping[int, bytes],
+        *,
+        on_damage: Callable[[IndexUnusable], None],
+    ) -> list[Seen]:
         """Return the rows and latest touches of frames, all of one moment, in the order asked.
 
-        A row counts only when it is of the segment with this identity.
+        A row counts only when it is whole, and of the segment with this identity.
         """
         seen: list[Seen] = []
         with self._env.begin() as txn:
@@ -343,7 +349,7 @@ class Index:
                 try:
                     row = unpack_row(place.offset, value) if value is not None else None
                 except IndexUnusable as error:
-                    log.warning("frame row is no use segment=%016x error=%s", place.segment, error)
+                    on_damage(error)
                     row = None
                 seen.append((row, touches))
         return seen

@@ -211,7 +211,7 @@ class IndexKeeper:
     def _has_told_of(self, change: Change) -> bool:
         """The index could not be told of deletions: have the next start rebuild it; says whether it will."""
         if not self._unsaved_gone.issuperset(change.frames_gone):
-            if not self._distrust_index():
+            if not self.distrust():
                 return False
             self._unsaved_gone.update(change.frames_gone)
         return True
@@ -230,7 +230,7 @@ class IndexKeeper:
             self._health.note("index", f"the index lags: {error}")
             self._keep_for_later(change)
             if is_damage(error):
-                self._distrust_index()
+                self.distrust()
             return False
         self._health.note("index", "the index lags behind some segments" if skipped else "")
         return True
@@ -250,7 +250,8 @@ class IndexKeeper:
             if sum(len(growth.rows) for growth in change.growths) <= ROWS_KEPT_MAX:
                 self._growths[:0] = change.growths
 
-    def _distrust_index(self) -> bool:
+    def distrust(self) -> bool:
+        """Have the next start rebuild the index; says whether it will. Waits for the disk."""
         try:
             distrust_index(self._fs, self._directory)
         except OSError as error:

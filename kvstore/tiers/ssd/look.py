@@ -14,7 +14,7 @@ from kvstore.tiers.base import FrameHeader, FrameLocation, RecoveredFrame
 from kvstore.tiers.ssd.crypto_keys import KeyRing, KeyState, find_key
 from kvstore.tiers.ssd.format import FormatError, StoredPart
 from kvstore.tiers.ssd.health import Health
-from kvstore.tiers.ssd.index import INDEX_ERRORS, Index, Seen
+from kvstore.tiers.ssd.index import INDEX_ERRORS, Index, Seen, is_damage
 from kvstore.tiers.ssd.index_rows import FrameRow
 from kvstore.tiers.ssd.recovery_rows import cut_touches, resolve_parts, row_of
 from kvstore.tiers.ssd.scan import Scanner
@@ -45,15 +45,16 @@ class HeaderReader:
         namespaces: dict[Fingerprint, Namespace],
         is_buried: Callable[[FrameLocation], bool],
         on_unreadable: Callable[[int], None],
+        distrust: Callable[[], object],
     ) -> None:
-        self._scanner = scanner
+        self._scanner, self._distrust = scanner, distrust
         self._table, self._index, self._health, self._keys = table, index, health, keys
         self._namespaces, self._is_buried, self._on_unreadable = namespaces, is_buried, on_unreadable
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._open: dict[Future[Headers], int] = {}
         self._frames_open = 0
-        self._is_closed = False
+        self._is_closed = self._is_distrusted = False
         self._known_parts: dict[tuple[object, ...], tuple[Part, ...]] = {}
         self._thread = health.supervised("kvstore-ssd-look", self.run)
 
@@ -127,10 +128,20 @@ class HeaderReader:
         try:
             # A page of the index that is not in memory is read like any other file.
             with self._health.watching("read"):
-                return self._index.look(frames, identities)
+                return self._index.look(frames, identities, on_damage=self._damaged)
         except INDEX_ERRORS as error:
-            self._health.count("index", error)
+            if is_damage(error):
+                self._damaged(error)
+            else:
+                self._health.count("index", error)
             return [(None, ())] * len(frames)
+
+    def _damaged(self, error: Exception) -> None:
+        """A start that finds good tables reads no rows: what is wrong with them shows here."""
+        self._health.count("index", error)
+        if not self._is_distrusted:
+            self._is_distrusted = True
+            self._distrust()
 
     def _header(self, place: FrameLocation, identity: bytes, seen: Seen) -> RecoveredFrame | None:
         row, touches = seen

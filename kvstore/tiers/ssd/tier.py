@@ -329,6 +329,7 @@ class SsdTier:
             namespaces=self._namespaces,
             is_buried=keeper.is_buried,
             on_unreadable=self._quarantine,
+            distrust=keeper.distrust,
         )
         keeper_thread = self._health.supervised("kvstore-ssd-index", keeper.run)
         writer_thread = self._health.supervised("kvstore-ssd-write", writer.run)
