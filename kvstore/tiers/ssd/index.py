@@ -404,11 +404,11 @@ def _range(txn: Any, db: Any, segment: int) -> Iterator[tuple[int, bytes]]:
     if not cursor.set_range(prefix):
         return
     for key, value in cursor:
-        if key[:8] != prefix:
+        if not key.startswith(prefix):
             return
         if len(key) != _KEY.size:
             raise IndexUnusable(f"a key of {len(key)} bytes")
-        yield _KEY.unpack(key)[1], value
+        yield int.from_bytes(key[8:], "big"), value
 
 
 def _check_length(path: Path) -> None:

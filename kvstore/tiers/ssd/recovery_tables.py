@@ -45,7 +45,7 @@ def _by_row(stored: StoredTable, touches: dict[int, Touches]) -> dict[int, tuple
     found = {}
     places = zip(stored.rows["offset"].tolist(), stored.rows["count"].tolist(), strict=True)
     for row, (offset, count) in enumerate(places):
-        some = cut_touches(touches.get(offset, ()), blocks=count)
-        if some:
-            found[row] = some
+        some = touches.get(offset)
+        if some and (cut := cut_touches(some, blocks=count)):
+            found[row] = cut
     return found
