@@ -156,8 +156,15 @@ class Recovery:
     def _commit(self) -> None:
         assert self.index is not None
         change, self._change = self._change, Change()
-        if not change:
-            return
+        tables, change.tables = change.tables, {}
+        if change:
+            self._apply(change)
+        if tables:
+            # On their own: for want of room for them nothing else may be lost.
+            self._apply(Change(tables=tables))
+
+    def _apply(self, change: Change) -> None:
+        assert self.index is not None
         try:
             self.index.commit(change, next_number=self._table.next_number)
         except INDEX_ERRORS as error:

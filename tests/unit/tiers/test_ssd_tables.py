@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -262,3 +263,51 @@ def test_a_dict_tier_yields_its_frames_as_tables() -> None:
     kinds = [isinstance(item, FrameTable) for item in again.recover()]
     assert kinds == [True, False]
     assert found_frames(again) == list(tier.recover())
+
+
+def test_a_start_without_room_for_tables_loses_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, places = stored(tmp_path, 3, 1)
+    put_table(tmp_path, 1, None)
+    commit, refused = Index.commit, []
+
+    def without_room(index: Index, change: Change, **options: Any) -> list[Growth]:
+        if change.tables:
+            refused.append(bool(change.growths or change.frames_gone or change.deletions))
+            raise lmdb.MapFullError("no room")
+        return commit(index, change, **options)
+
+    monkeypatch.setattr(Index, "commit", without_room)
+    assert start(tmp_path) == ([], places)
+    assert refused == [False]
+    monkeypatch.undo()
+    assert start(tmp_path) == ([], places)
+    assert len(start(tmp_path)[0]) == 1
+
+
+class _FullEnvironment:
+    def open_db(self, name: bytes) -> object:
+        raise lmdb.DiskError("no room")
+
+
+def test_an_index_that_cannot_have_tables_does_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_or_none = Index._open_or_none
+
+    def full(index: Index, name: bytes) -> object:
+        env, index._env = index._env, _FullEnvironment()
+        found = open_or_none(index, name)
+        index._env = env
+        return found
+
+    monkeypatch.setattr(Index, "_open_or_none", full)
+    _, places = stored(tmp_path, 3, 1)
+    tier = recovered_ssd(tmp_path)
+    tier.delete(places[:1]).result(WAIT_SECONDS)
+    tier.close(deadline_seconds=WAIT_SECONDS)
+    assert start(tmp_path) == ([], places[1:])
+    monkeypatch.undo()
+    assert start(tmp_path) == ([], places[1:])
+    assert len(start(tmp_path)[0]) == 1
