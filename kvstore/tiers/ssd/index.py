@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -261,15 +261,18 @@ class Index:
         txn.put(key, pack_segment(after), db=self._segments)
         self._drop_table(txn, growth.segment)
         if growth.sealed:
-            self._tabulate(txn, after, growth.segment)
+            rows = growth.rows if before is None else self._read_back(txn, growth.segment)
+            self._tabulate(txn, growth, rows)
         return True
 
-    def _tabulate(self, txn: Any, row: SegmentRow, segment: int) -> None:
-        """Put all rows of a sealed segment together, as the transaction leaves them."""
+    def _tabulate(self, txn: Any, growth: Growth, rows: Iterable[FrameRow]) -> None:
+        """Put all rows of a sealed segment together."""
         try:
-            self._put_table(txn, segment, pack_table(segment, row.identity, self._read_back(txn, segment)))
+            table = pack_table(growth.segment, growth.identity, rows)
         except IndexUnusable as error:
-            log.warning("segment gets no table segment=%016x error=%s", segment, error)
+            log.warning("segment gets no table segment=%016x error=%s", growth.segment, error)
+        else:
+            self._put_table(txn, growth.segment, table)
 
     def _read_back(self, txn: Any, segment: int) -> Iterator[FrameRow]:
         for offset, value in _range(txn, self._frames, segment):
