@@ -12,8 +12,15 @@ import pytest
 
 from kvstore.errors import KVStoreError
 from kvstore.testing.frames import BuiltFrame, FrameBuilder, payloads_of, read_of
-from kvstore.tiers.base import FrameLocation, RecoveredFrame, SliceTouch, Tier, TouchNote
-from kvstore.types import HASH_BYTES, MissReason
+from kvstore.tiers.base import (
+    FrameLocation,
+    FrameTable,
+    RecoveredFrame,
+    SliceTouch,
+    Tier,
+    TouchNote,
+)
+from kvstore.types import HASH_BYTES, PAGE_BYTES, MissReason, key_count
 
 WAIT_SECONDS = 30.0
 TOUCHES = (SliceTouch(0, 2, "chat", 1_700_000_500.0), SliceTouch(2, 1, "batch", 1_700_000_400.0))
@@ -108,6 +115,32 @@ class TierSuite:
         assert_reads_back(tier, frames[2], places[2])
         assert tier.delete([places[1]]).result(WAIT_SECONDS) == 0
 
+    def test_headers_say_what_was_written(self, tier: Tier) -> None:
+        builder = registered(tier)
+        frames = [builder.frame(n, bucket=f"b{n % 2}") for n in (3, 1, 4)]
+        places = written(tier, frames)
+        asked = [places[2], places[0], places[1], places[0]]
+        told = tier.headers(asked).result(WAIT_SECONDS)
+        assert [frame.location for frame in told if frame is not None] == asked
+        headers = [frames[n].write.header for n in (2, 0, 1, 0)]
+        assert [frame.header for frame in told if frame is not None] == headers
+        assert tier.headers([]).result(WAIT_SECONDS) == []
+
+    def test_what_is_gone_has_no_header(self, tier: Tier) -> None:
+        builder = registered(tier)
+        frames = [builder.frame(n, bucket=bucket) for n, bucket in ((2, "a"), (3, "a"), (1, "b"))]
+        places = written(tier, frames)
+        tier.delete([places[1]]).result(WAIT_SECONDS)
+        assert [frame is not None for frame in tier.headers(places).result(WAIT_SECONDS)] == [
+            True,
+            False,
+            True,
+        ]
+        tier.unlink([places[2].segment]).result(WAIT_SECONDS)
+        absent = FrameLocation(places[0].segment + 1000, places[0].offset, PAGE_BYTES, PAGE_BYTES)
+        told = tier.headers([*places, absent]).result(WAIT_SECONDS)
+        assert [frame is not None for frame in told] == [True, False, False, False]
+
     def test_an_unlinked_segment_is_gone(self, tier: Tier) -> None:
         builder = registered(tier)
         first, second = builder.frame(4, bucket="a"), builder.frame(4, bucket="b")
@@ -156,10 +189,12 @@ class TierSuite:
         tier.delete([places[2]]).result(WAIT_SECONDS)
         tier.close(deadline_seconds=WAIT_SECONDS)
         again = self.open_tier(tmp_path)
-        found = list(again.recover())
+        found = found_frames(again)
         assert {frame.location for frame in found} == set(places[:2])
         self._check_found(found, frames[0], places[0], TOUCHES)
         self._check_found(found, frames[1], places[1], (SliceTouch(0, 1, "chat", 1_700_000_500.0),))
+        assert again.headers([frame.location for frame in found]).result(WAIT_SECONDS) == found
+        assert again.headers(places[2:]).result(WAIT_SECONDS) == [None]
         assert again.report().frames == 2
         assert again.report().blocks == 4
         assert [n.fingerprint for n in again.report().namespaces] == [builder.namespace.fingerprint]
@@ -182,10 +217,12 @@ class TierSuite:
         tier = self.open_tier(tmp_path)
         list(tier.recover())
         builder = registered(tier)
+        places = written(tier, [builder.frame(1)])
         tier.close(deadline_seconds=WAIT_SECONDS)
         tier.close(deadline_seconds=WAIT_SECONDS)
         (future,) = tier.write([builder.frame(1).write])
         assert future.result(WAIT_SECONDS).location is None
+        assert tier.headers(places).result(WAIT_SECONDS) == [None]
 
 
 def registered(tier: Tier, *, seed: int = 0) -> FrameBuilder:
@@ -194,6 +231,41 @@ def registered(tier: Tier, *, seed: int = 0) -> FrameBuilder:
     tier.register(builder.namespace)
     tier.register(builder.namespace)
     return builder
+
+
+def found_frames(tier: Tier) -> list[RecoveredFrame]:
+    """Recover a tier; of frames in tables the headers are asked, and both must say the same."""
+    found: list[RecoveredFrame] = []
+    tables: list[tuple[int, FrameTable]] = []
+    for item in tier.recover():
+        if isinstance(item, FrameTable):
+            tables.append((len(found), item))
+        else:
+            found.append(item)
+    # From the last on, so that a table's frames can be put in its place.
+    for at, table in reversed(tables):
+        found[at:at] = frames_of_table(tier, table)
+    return found
+
+
+def frames_of_table(tier: Tier, table: FrameTable) -> list[RecoveredFrame]:
+    """Return the frames of a table as the tier tells them one by one; a row must say what its frame does."""
+    rows = [dict(zip(table.rows.dtype.names or (), row, strict=True)) for row in table.rows.tolist()]
+    places = [
+        FrameLocation(table.segment, row["offset"], row["header_bytes"], row["length_bytes"]) for row in rows
+    ]
+    told = tier.headers(places).result(WAIT_SECONDS)
+    frames = [frame for frame in told if frame is not None]
+    assert [frame.location for frame in frames] == places
+    for number, (row, frame) in enumerate(zip(rows, frames, strict=True)):
+        header, shape = frame.header, table.shapes[row["shape"]]
+        starts = (header.keys, header.keys[-HASH_BYTES:], header.parent)
+        assert [row["head"], row["tail"], row["parent"]] == [int.from_bytes(s[:8], "little") for s in starts]
+        assert (row["count"], row["written_at"]) == (key_count(header.keys), header.written_at)
+        assert (shape.namespace, shape.kind, shape.parts) == (header.namespace, header.kind, header.parts)
+        assert (shape.retention_class, shape.provenance) == (header.retention_class, header.provenance)
+        assert table.touches.get(number, ()) == frame.touches
+    return frames
 
 
 def written(tier: Tier, frames: list[BuiltFrame]) -> list[FrameLocation]:

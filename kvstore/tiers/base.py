@@ -7,7 +7,7 @@ of some blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import IntEnum
@@ -162,6 +162,49 @@ class RecoveredFrame:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameShape:
+    """What very many frames have in common; the fields are those of a header."""
+
+    namespace: Fingerprint
+    kind: FrameKind
+    parts: tuple[Part, ...]
+    retention_class: str
+    provenance: int
+
+
+FRAME_ROW = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("head", "<u8"),
+        ("tail", "<u8"),
+        ("parent", "<u8"),
+        ("written_at", "<f8"),
+        ("length_bytes", "<u4"),
+        ("header_bytes", "<u4"),
+        ("count", "<u4"),
+        ("shape", "<u4"),
+    ]
+)
+"""A frame without its keys: its place, the first 8 bytes of its first and last key and of the hash before
+them (little-endian), how many blocks it has, and the number of its shape.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTable:
+    """All frames of a segment, without their keys: `Tier.headers` reads those of single frames.
+
+    `touches` are the last known ones by row, cut to the frame's blocks. Shapes: rows FRAME_ROW[n], in write
+    order.
+    """
+
+    segment: int
+    shapes: tuple[FrameShape, ...]
+    rows: npt.NDArray[np.void]
+    touches: Mapping[int, tuple[SliceTouch, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class UnreadFrame:
     """A frame that a start leaves alone: its key or its layout is not at hand, and may be at the next one."""
 
@@ -306,10 +349,17 @@ class Tier(Protocol):
         """
         ...
 
-    def recover(self) -> Iterable[RecoveredFrame]:
-        """Yield every durable frame once, in write order within a segment.
+    def recover(self) -> Iterable[RecoveredFrame | FrameTable]:
+        """Yield every durable frame once, in write order within a segment: alone, or in a table with all of
+        its segment.
 
         Call once, before any other verb but register.
+        """
+        ...
+
+    def headers(self, frames: Sequence[FrameLocation]) -> Future[list[RecoveredFrame | None]]:
+        """Read what frames say of themselves, as `recover` yields it; None of one that is not there or cannot
+        be read.
         """
         ...
 

@@ -149,6 +149,10 @@ class VirtualSsd:
         """Yield nothing."""
         return ()
 
+    def headers(self, frames: Sequence[FrameLocation]) -> Future[list[RecoveredFrame | None]]:
+        """Answer that there are none: nothing is recovered from here, so nothing sleeps."""
+        return _resolved([None] * len(frames))
+
     def report(self) -> RecoveryReport:
         """Return that nothing was found."""
         return RecoveryReport((), 0, 0, 0, 0, 0, (), False, 0.0)

@@ -140,6 +140,7 @@ class TenDays:
             segment_bytes_max=SEGMENT_BYTES,
             index_bytes_max=256 << 20,
             seed=self._seed * 1000 + self._boots,
+            tables=False,
         )
         self._ladder = Ladder(
             host=PrivateMemory(1024),

@@ -35,7 +35,7 @@ class Node:
         self.directory = directory
         self.fs = fs or FaultFileSystem()
         self.clock, self.events = ManualClock(), Events()
-        self.tier = open_ssd(directory, fs=self.fs, clock=self.clock, events=self.events)
+        self.tier = open_ssd(directory, fs=self.fs, clock=self.clock, events=self.events, tables=False)
         numbers = count(1)
         self.ladder = Ladder(
             host=PrivateMemory(2048),

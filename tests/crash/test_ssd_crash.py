@@ -17,7 +17,7 @@ import pytest
 
 from kvstore.errors import TierUnavailable
 from kvstore.testing.frames import BuiltFrame, FrameBuilder
-from kvstore.testing.tier_suite import assert_reads_back
+from kvstore.testing.tier_suite import assert_reads_back, found_frames
 from kvstore.tiers.base import FrameLocation, RecoveredFrame
 from kvstore.tiers.ssd import SsdTier
 from tests.support.crash_fs import Crashed, CrashFileSystem
@@ -97,8 +97,8 @@ class Script:
             raise Crashed
 
 
-def small_ssd(directory: Path, fs: CrashFileSystem, *, seed: int) -> SsdTier:
-    return open_ssd(directory, fs=fs, segment_bytes_max=SEGMENT_BYTES, seed=seed)
+def small_ssd(directory: Path, fs: CrashFileSystem, *, seed: int, tables: bool = True) -> SsdTier:
+    return open_ssd(directory, fs=fs, segment_bytes_max=SEGMENT_BYTES, seed=seed, tables=tables)
 
 
 def abandon(tier: SsdTier) -> None:
@@ -112,6 +112,8 @@ def abandon(tier: SsdTier) -> None:
             tier._recovery.index.close()
         return
     running.keeper.close()
+    running.looker.close()
+    assert running.looker.join(WAIT_SECONDS)
     for thread in (running.writer_thread, running.keeper_thread):
         thread.join(WAIT_SECONDS)
         assert not thread.is_alive()
@@ -157,7 +159,7 @@ def check(history: History, tier: SsdTier, found: list[RecoveredFrame], fs: Cras
 def check_restart(directory: Path, history: History, left: CrashFileSystem) -> None:
     """Recover twice, with a write in between."""
     tier = small_ssd(directory, left, seed=2)
-    found = list(tier.recover())
+    found = found_frames(tier)
     check(history, tier, found, left)
     known = {frame.header.keys: frame.location for frame in found}
     builder = FrameBuilder(seed=99)
@@ -169,7 +171,7 @@ def check_restart(directory: Path, history: History, left: CrashFileSystem) -> N
     assert location is not None
     tier.close(deadline_seconds=WAIT_SECONDS)
     again = small_ssd(directory, left, seed=3)
-    found = list(again.recover())
+    found = found_frames(again)
     assert {frame.header.keys: frame.location for frame in found} == known | {late.keys: location}
     assert again.report().frames_dropped == 0
     history.submitted[late.keys] = late

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.testing.tier_suite import assert_reads_back
+from kvstore.testing.tier_suite import assert_reads_back, found_frames
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.ssd.crypto_keys import KeyRing, KeyTable, tenant_key
 from tests.crash import test_ssd_crash, test_ssd_random
@@ -53,7 +53,7 @@ def check_blind_start(directory: Path, history: History, left: CrashFileSystem) 
     assert list(blind.recover()) == []
     blind.close(deadline_seconds=WAIT_SECONDS)
     tier = encrypted_ssd(directory, left, seed=3)
-    found = {frame.header.keys: frame.location for frame in tier.recover()}
+    found = {frame.header.keys: frame.location for frame in found_frames(tier)}
     assert set(history.places) - history.doomed <= set(found), "an acknowledged frame is lost"
     assert not history.gone & set(found), "a deleted frame came back"
     for keys in set(history.places) & set(found):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.testing.tier_suite import assert_reads_back
+from kvstore.testing.tier_suite import assert_reads_back, found_frames
 from kvstore.types import PAGE_BYTES
 from tests.crash.ssd_victim import frame_of
 from tests.support.ssd import open_ssd
@@ -49,7 +49,7 @@ def test_a_killed_writer_loses_nothing_it_was_promised(tmp_path: Path, index: st
         if index == "lost":
             shutil.rmtree(tmp_path / "index")
         tier = open_ssd(tmp_path, seed=100 + seed)
-        found = {frame.header.keys: frame for frame in tier.recover()}
+        found = {frame.header.keys: frame for frame in found_frames(tier)}
         assert set(promised) <= set(found)
         assert not gone & set(found)
         for keys, (writer, number) in promised.items():

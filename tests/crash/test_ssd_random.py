@@ -16,7 +16,7 @@ import pytest
 
 from kvstore.errors import TierUnavailable
 from kvstore.testing.frames import BuiltFrame, FrameBuilder
-from kvstore.testing.tier_suite import assert_reads_back
+from kvstore.testing.tier_suite import assert_reads_back, found_frames
 from kvstore.tiers.base import FrameLocation, SliceTouch, TouchNote
 from kvstore.tiers.ssd import SsdTier
 from tests.crash.test_ssd_crash import WAIT_SECONDS, abandon, small_ssd
@@ -84,7 +84,7 @@ class RandomRun:
         """Start, and compare what is found with what was promised."""
         self.boots += 1
         tier = small_ssd(self.directory, self.fs, seed=self.boots)
-        found = {frame.header.keys: frame for frame in tier.recover()}
+        found = {frame.header.keys: frame for frame in found_frames(tier)}
         assert set(self.oracle.promised) <= set(found), "an acknowledged frame is lost"
         assert not self.oracle.gone & set(found), "a deleted frame came back"
         for keys, frame in found.items():

@@ -20,6 +20,7 @@ from kvstore.events import Events
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 from kvstore.testing.frames import Block, digests_of, part_image
+from kvstore.testing.tier_suite import found_frames
 from kvstore.tiers.base import (
     FrameHeader,
     FrameKind,
@@ -177,14 +178,14 @@ def test_touches_of_the_version_before_are_read(tmp_path: Path) -> None:
     write_rows(tmp_path, {b"frames": {key: body + digests[0]}, b"touches": {key: touch + digests[1]}},
                version=2)  # fmt: skip
     tier = open_ssd(tmp_path)
-    (found,) = tier.recover()
+    (found,) = found_frames(tier)
     assert found.touches == (SliceTouch(0, 2, "chat", 1_700_000_100.5),)
     assert not tier.report().rebuilt
     tier.annotate([TouchNote(found.location, (SliceTouch(0, 1, "chat", 1_700_000_200.5),))])
     tier.close(deadline_seconds=30.0)
     assert index_rows(tmp_path, b"meta")[b"meta"][:4] == (3).to_bytes(4, "little")
     again = open_ssd(tmp_path)
-    assert next(iter(again.recover())).touches == (SliceTouch(0, 1, "chat", 1_700_000_200.5),)
+    assert found_frames(again)[0].touches == (SliceTouch(0, 1, "chat", 1_700_000_200.5),)
     again.close(deadline_seconds=30.0)
 
 

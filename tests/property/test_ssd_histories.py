@@ -43,7 +43,12 @@ class SsdWorld(World):
     def make_tier(self) -> Tier:
         self.boots += 1
         self.ssd: SsdTier = open_ssd(
-            self.directory, fs=self.fs, segment_bytes_max=SEGMENT_BYTES, seed=self.boots, keys=self.keys
+            self.directory,
+            fs=self.fs,
+            segment_bytes_max=SEGMENT_BYTES,
+            seed=self.boots,
+            keys=self.keys,
+            tables=False,
         )
         delete = self.ssd.delete
 

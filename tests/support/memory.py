@@ -13,9 +13,12 @@ import xxhash
 from kvstore.errors import TierUnavailable
 from kvstore.namespace import Namespace
 from kvstore.tiers.base import (
+    FRAME_ROW,
     FrameHeader,
     FrameLocation,
     FrameRead,
+    FrameShape,
+    FrameTable,
     FrameWrite,
     Loss,
     ReadResult,
@@ -71,12 +74,15 @@ class Disk:
 
 class DictTier:
     """A tier over a dict. With `manual`, futures wait until `run` is called, so that tests choose the
-    interleaving.
+    interleaving. With `tables`, all segments but the newest are recovered as tables.
     """
 
-    def __init__(self, disk: Disk, *, frames_per_segment: int = 4, manual: bool = False) -> None:
+    def __init__(
+        self, disk: Disk, *, frames_per_segment: int = 4, manual: bool = False, tables: bool = False
+    ) -> None:
         self.disk = disk
         self.manual = manual
+        self.tables = tables
         self.refuse_writes = ""
         self.refuse_deletes = ""
         self.urgent: list[bool] = []
@@ -177,11 +183,27 @@ class DictTier:
         gone = [place for place in self.disk.frames if place[0] in segments]
         return self.delete([self.disk.frames[place].location for place in gone])
 
-    def recover(self) -> Iterable[RecoveredFrame]:
-        for stored in self.disk.frames.values():
-            count = key_count(stored.header.keys)
-            touches = tuple(replace(t, count=min(t.count, count - t.first)) for t in stored.touches)
-            yield RecoveredFrame(stored.header, stored.location, touches)
+    def recover(self) -> Iterable[RecoveredFrame | FrameTable]:
+        found = [_recovered(stored) for stored in self.disk.frames.values()]
+        if not self.tables:
+            yield from found
+            return
+        newest = max((frame.location.segment for frame in found), default=0)
+        by_segment: dict[int, list[RecoveredFrame]] = {}
+        for frame in found:
+            by_segment.setdefault(frame.location.segment, []).append(frame)
+        for number, frames in by_segment.items():
+            if number == newest:
+                yield from frames
+            else:
+                yield _table(number, sorted(frames, key=lambda frame: frame.location.offset))
+
+    def headers(self, frames: Sequence[FrameLocation]) -> Future[list[RecoveredFrame | None]]:
+        return self._submit(self._headers, tuple(frames))
+
+    def _headers(self, frames: Sequence[FrameLocation]) -> list[RecoveredFrame | None]:
+        stored = [self.disk.frames.get((frame.segment, frame.offset)) for frame in frames]
+        return [_recovered(frame) if frame is not None else None for frame in stored]
 
     def report(self) -> RecoveryReport:
         namespaces = tuple(self.disk.namespaces.values())
@@ -212,3 +234,30 @@ class DictTier:
 
     def close(self, *, deadline_seconds: float) -> None:
         self.run()
+
+
+def _recovered(stored: StoredFrame) -> RecoveredFrame:
+    count = key_count(stored.header.keys)
+    touches = tuple(replace(t, count=min(t.count, count - t.first)) for t in stored.touches)
+    return RecoveredFrame(stored.header, stored.location, touches)
+
+
+def _table(number: int, frames: Sequence[RecoveredFrame]) -> FrameTable:
+    shapes: dict[FrameShape, int] = {}
+    rows = []
+    touches: dict[int, tuple[SliceTouch, ...]] = {}
+    for index, frame in enumerate(frames):
+        header, place = frame.header, frame.location
+        name, written_at = header.retention_class, header.written_at
+        shape = FrameShape(header.namespace, header.kind, header.parts, name, header.provenance)
+        starts = (header.keys, header.keys[-HASH_BYTES:], header.parent)
+        head, tail, parent = (int.from_bytes(key[:8], "little") for key in starts)
+        sizes = (place.length_bytes, place.header_bytes, key_count(header.keys))
+        number_of_shape = shapes.setdefault(shape, len(shapes))
+        rows.append((place.offset, head, tail, parent, written_at, *sizes, number_of_shape))
+        if frame.touches:
+            touches[index] = frame.touches
+        elif header.touched_at:
+            # A table has no place for it: the tier tells it as a touch.
+            touches[index] = (SliceTouch(0, key_count(header.keys), name, header.touched_at),)
+    return FrameTable(number, tuple(shapes), np.array(rows, FRAME_ROW), touches)

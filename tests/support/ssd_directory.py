@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from kvstore.testing.frames import BuiltFrame
-from kvstore.testing.tier_suite import registered, written
+from kvstore.testing.tier_suite import found_frames, registered, written
 from kvstore.tiers.base import FrameLocation, RecoveredFrame
 from kvstore.tiers.ssd import SsdTier
 from tests.support.ssd import open_ssd, recovered_ssd
@@ -26,7 +26,7 @@ def stored(directory: Path, *sizes: int, **options: object) -> tuple[list[BuiltF
 
 def reopened(directory: Path) -> tuple[SsdTier, list[RecoveredFrame]]:
     tier = open_ssd(directory)
-    return tier, list(tier.recover())
+    return tier, found_frames(tier)
 
 
 def segment_file(directory: Path, number: int) -> Path:

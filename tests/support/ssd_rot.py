@@ -11,7 +11,7 @@ from kvstore.clock import ManualClock
 from kvstore.errors import TierUnavailable
 from kvstore.events import Events
 from kvstore.testing.frames import BuiltFrame, payloads_of, read_of
-from kvstore.testing.tier_suite import registered, written
+from kvstore.testing.tier_suite import found_frames, registered, written
 from kvstore.tiers.base import FrameLocation, RecoveredFrame
 from kvstore.tiers.ssd import SsdTier
 from kvstore.types import HASH_BYTES, PAGE_BYTES, MissReason
@@ -112,7 +112,7 @@ def judge(store: RotStore, directory: Path) -> Verdict:
     events = Events()
     try:
         tier = open_ssd(directory, clock=ManualClock(), events=events)
-        found = list(tier.recover())
+        found = found_frames(tier)
     except TierUnavailable as error:
         return Verdict(0, 0, True, str(error))
     try:

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,7 @@ from typing import Any, Self
 import lmdb
 import xxhash
 
-from kvstore.tiers.base import SliceTouch
+from kvstore.tiers.base import FrameLocation, SliceTouch
 from kvstore.tiers.ssd.index_rows import (
     INDEX_VERSION,
     VERSIONS_READ,
@@ -35,6 +35,7 @@ from kvstore.tiers.ssd.index_rows import (
     unpack_segment,
     unpack_touches,
 )
+from kvstore.tiers.ssd.index_tables import StoredTable, pack_table, unpack_table
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,10 @@ _DELETIONS_KEY = b"deletions"
 _LMDB_META = struct.Struct("<16x I I Q Q I 92x Q Q")
 _LMDB_MAGIC = 0xBEEFC0DE
 _LMDB_PAGE_BYTES = 4096
+
+
+Seen = tuple[FrameRow | None, Touches]
+"""What the index knows of a frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,8 @@ class Change:
     touches: dict[tuple[int, int], Touches] = field(default_factory=dict)
     frames_gone: list[tuple[int, int]] = field(default_factory=list)
     segments_gone: list[int] = field(default_factory=list)
+    tables: dict[int, bytes] = field(default_factory=dict)
+    """Packed tables of sealed segments that have none; kept where they say what the rows say then."""
     deletions: int = 0
     """How many deletions there were with those of this change; 0: none in it."""
     written: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -84,7 +91,15 @@ class Change:
 
     def __bool__(self) -> bool:
         return any(
-            (self.growths, self.touches, self.frames_gone, self.segments_gone, self.deletions, self.written)
+            (
+                self.growths,
+                self.touches,
+                self.frames_gone,
+                self.segments_gone,
+                self.tables,
+                self.deletions,
+                self.written,
+            )
         )
 
 
@@ -125,7 +140,7 @@ class Index:
         self._on_row = _go_on
         self.segments: dict[int, SegmentRow] = {}
         try:
-            self._env: Any = lmdb.open(str(path), map_size=bytes_max, max_dbs=4, mode=0o640, max_readers=16)
+            self._env: Any = lmdb.open(str(path), map_size=bytes_max, max_dbs=5, mode=0o640, max_readers=16)
         except lmdb.Error as error:
             raise IndexUnusable(f"{path} cannot be opened: {error}") from error
         try:
@@ -156,6 +171,7 @@ class Index:
     def _open_tables(self, *, create: bool) -> None:
         names = (b"meta", b"segments", b"frames", b"touches")
         self._meta, self._segments, self._frames, self._touches = (self._env.open_db(name) for name in names)
+        self._tables = self._open_or_none(b"tables")
         if create:
             with self._env.begin(write=True) as txn:
                 txn.put(_META_KEY, _META.pack(INDEX_VERSION, self._store, 1), db=self._meta)
@@ -171,6 +187,16 @@ class Index:
                 row = unpack_segment(value)
                 if row is not None:
                     self.segments[int.from_bytes(key, "big")] = row
+
+    def _open_or_none(self, name: bytes) -> Any:
+        """Open a table that older builds did not make, or make it; on a full disk the index does without."""
+        try:
+            return self._env.open_db(name)
+        except INDEX_ERRORS as error:
+            if is_damage(error):
+                raise
+            log.warning("the index has no table name=%s error=%s", name.decode(), error)
+            return None
 
     def next_number(self) -> int:
         """Return the segment number that comes after all that were ever used, as far as the index knows."""
@@ -200,8 +226,12 @@ class Index:
                 self._on_row()
             for segment, offset in change.frames_gone:
                 self._drop(txn, segment, offset)
+            for segment in {segment for segment, _ in change.frames_gone}:
+                self._drop_table(txn, segment)
             for segment in change.segments_gone:
                 self._forget(txn, segment)
+            for segment, table in change.tables.items():
+                self._put_table(txn, segment, table)
             if change.deletions:
                 txn.put(_DELETIONS_KEY, change.deletions.to_bytes(8, "little"), db=self._meta)
             for (day, name), amount in change.written.items():
@@ -231,7 +261,35 @@ class Index:
         frames = len(growth.rows) + (before.frames if before is not None else 0)
         after = SegmentRow(growth.identity, growth.end, growth.sealed, frames)
         txn.put(key, pack_segment(after), db=self._segments)
+        self._drop_table(txn, growth.segment)
+        if growth.sealed:
+            rows = growth.rows if before is None else self._read_back(txn, growth.segment)
+            self._tabulate(txn, growth, rows)
         return True
+
+    def _tabulate(self, txn: Any, growth: Growth, rows: Iterable[FrameRow]) -> None:
+        """Put all rows of a sealed segment together."""
+        try:
+            table = pack_table(growth.segment, growth.identity, rows)
+        except IndexUnusable as error:
+            log.warning("segment gets no table segment=%016x error=%s", growth.segment, error)
+        else:
+            self._put_table(txn, growth.segment, table)
+
+    def _read_back(self, txn: Any, segment: int) -> Iterator[FrameRow]:
+        for offset, value in _range(txn, self._frames, segment):
+            self._on_row()
+            yield unpack_row(offset, value)
+
+    def _put_table(self, txn: Any, segment: int, table: bytes) -> None:
+        key = struct.pack(">Q", segment)
+        row = unpack_segment(txn.get(key, db=self._segments))
+        if self._tables is not None and unpack_table(segment, table, row=row) is not None:
+            txn.put(key, table, db=self._tables)
+
+    def _drop_table(self, txn: Any, segment: int) -> None:
+        if self._tables is not None:
+            txn.delete(struct.pack(">Q", segment), db=self._tables)
 
     def _drop(self, txn: Any, segment: int, offset: int) -> None:
         self._on_row()
@@ -247,6 +305,7 @@ class Index:
     def _forget(self, txn: Any, segment: int) -> None:
         prefix = struct.pack(">Q", segment)
         txn.delete(prefix, db=self._segments)
+        self._drop_table(txn, segment)
         for db in (self._frames, self._touches):
             cursor = txn.cursor(db=db)
             is_there = cursor.set_range(prefix)
@@ -267,6 +326,45 @@ class Index:
         if len(rows) != count:
             raise IndexUnusable(f"{len(rows)} frame rows of segment {segment:016x}, {count} expected")
         return rows
+
+    def table(self, segment: int, row: SegmentRow) -> StoredTable | None:
+        """Return all frames of a segment without their keys; None unless that says the same as its rows."""
+        if self._tables is None:
+            return None
+        with self._env.begin() as txn:
+            value = txn.get(struct.pack(">Q", segment), db=self._tables)
+        return unpack_table(segment, value, row=row)
+
+    def look(
+        self,
+        places: Sequence[FrameLocation],
+        identities: Mapping[int, bytes],
+        *,
+        on_damage: Callable[[IndexUnusable], None],
+    ) -> list[Seen]:
+        """Return the rows and latest touches of frames, all of one moment, in the order asked.
+
+        A row counts only when it is whole, and of the segment with this identity.
+        """
+        seen: list[Seen] = []
+        with self._env.begin() as txn:
+            known = {number: self._is_of(txn, number, identity) for number, identity in identities.items()}
+            for place in places:
+                key = _KEY.pack(place.segment, place.offset)
+                value = txn.get(key, db=self._frames) if known.get(place.segment) else None
+                touched = txn.get(key, db=self._touches)
+                touches = unpack_touches(place.offset, touched) if touched is not None else ()
+                try:
+                    row = unpack_row(place.offset, value) if value is not None else None
+                except IndexUnusable as error:
+                    on_damage(error)
+                    row = None
+                seen.append((row, touches))
+        return seen
+
+    def _is_of(self, txn: Any, segment: int, identity: bytes) -> bool:
+        row = unpack_segment(txn.get(struct.pack(">Q", segment), db=self._segments))
+        return row is not None and row.identity == identity
 
     def has_row(self, segment: int, offset: int) -> bool:
         """Say whether a frame has a row."""
@@ -314,11 +412,11 @@ def _range(txn: Any, db: Any, segment: int) -> Iterator[tuple[int, bytes]]:
     if not cursor.set_range(prefix):
         return
     for key, value in cursor:
-        if key[:8] != prefix:
+        if not key.startswith(prefix):
             return
         if len(key) != _KEY.size:
             raise IndexUnusable(f"a key of {len(key)} bytes")
-        yield _KEY.unpack(key)[1], value
+        yield int.from_bytes(key[8:], "big"), value
 
 
 def _check_length(path: Path) -> None:

@@ -137,6 +137,9 @@ def unpack_touches(offset: int, value: bytes) -> Touches:
     body = value[:-8]
     if value[-8:] != xxhash.xxh3_64_digest(body, seed=offset):
         return ()
+    if len(body) == _TOUCH.size:  # by far the most
+        first, count, touched_at, name = _TOUCH.unpack(body)
+        return (SliceTouch(first, count, text_of(name), touched_at),)
     if len(body) == _TOUCH_2.size:
         touched_at, name = _TOUCH_2.unpack(body)
         return (SliceTouch.whole(text_of(name), touched_at),)

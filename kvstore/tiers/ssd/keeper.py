@@ -136,6 +136,10 @@ class IndexKeeper:
         """Commit what is known now; resolves to 0."""
         return self._command(lambda change: _Done)
 
+    def is_buried(self, frame: FrameLocation) -> bool:
+        """Say whether a frame is deleted although the index, which could not be told, still has its row."""
+        return (frame.segment, frame.offset) in self._unsaved_gone
+
     def _command(self, work: Callable[[Change], _Finish], *, is_urgent: bool = True) -> Future[int]:
         future: Future[int] = Future()
         future.set_running_or_notify_cancel()
@@ -212,7 +216,7 @@ class IndexKeeper:
     def _has_told_of(self, change: Change) -> bool:
         """The index could not be told of deletions: have the next start rebuild it; says whether it will."""
         if not self._unsaved_gone.issuperset(change.frames_gone):
-            if not self._distrust_index():
+            if not self.distrust():
                 return False
             self._unsaved_gone.update(change.frames_gone)
         return True
@@ -231,7 +235,7 @@ class IndexKeeper:
             self._health.note("index", f"the index lags: {error}")
             self._keep_for_later(change)
             if is_damage(error):
-                self._distrust_index()
+                self.distrust()
             return False
         self._health.note("index", "the index lags behind some segments" if skipped else "")
         return True
@@ -251,7 +255,8 @@ class IndexKeeper:
             if sum(len(growth.rows) for growth in change.growths) <= ROWS_KEPT_MAX:
                 self._growths[:0] = change.growths
 
-    def _distrust_index(self) -> bool:
+    def distrust(self) -> bool:
+        """Have the next start rebuild the index; says whether it will. Waits for the disk."""
         try:
             distrust_index(self._fs, self._directory)
         except OSError as error:

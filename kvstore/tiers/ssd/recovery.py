@@ -9,13 +9,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.clock import Clock
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
-from kvstore.tiers.base import FrameHeader, FrameLocation, RecoveredFrame, RecoveryReport, UnreadFrame
+from kvstore.tiers.base import (
+    FrameHeader,
+    FrameLocation,
+    FrameTable,
+    RecoveredFrame,
+    RecoveryReport,
+    UnreadFrame,
+)
 from kvstore.tiers.fs import FileSystem, aligned_buffer, write_all
 from kvstore.tiers.ssd.crypto_keys import KeyRing, KeyState, find_key
 from kvstore.tiers.ssd.directory import (
@@ -36,10 +42,13 @@ from kvstore.tiers.ssd.format import (
 from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.index import INDEX_ERRORS, Change, Growth, Index, is_damage
 from kvstore.tiers.ssd.index_rows import FrameRow, IndexUnusable, SegmentRow, Touches
+from kvstore.tiers.ssd.index_tables import StoredTable, pack_table
 from kvstore.tiers.ssd.keeper import entomb
 from kvstore.tiers.ssd.opening import end_reading, open_index
 from kvstore.tiers.ssd.recovery_ahead import Opened, SegmentOpener
 from kvstore.tiers.ssd.recovery_rows import cut_touches, resolve_parts, row_of
+from kvstore.tiers.ssd.recovery_tables import TableResolver
+from kvstore.tiers.ssd.recovery_tally import Tally
 from kvstore.tiers.ssd.scan import Found, Piece, Scanner
 from kvstore.tiers.ssd.segments import SegmentState, SegmentTable
 from kvstore.types import HASH_BYTES, PAGE_BYTES, Fingerprint
@@ -47,22 +56,8 @@ from kvstore.types import HASH_BYTES, PAGE_BYTES, Fingerprint
 log = logging.getLogger(__name__)
 
 ROWS_PER_COMMIT = 4096
+TABLES_PER_COMMIT = 256
 _PartsKey = tuple[int, ...] | tuple[StoredPart, ...]
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a recovery counts."""
-
-    segments: int = 0
-    frames: int = 0
-    blocks: int = 0
-    bytes_kept: int = 0
-    frames_dropped: int = 0
-    bytes_dropped: int = 0
-    unknown: list[str] = field(default_factory=list)
-    unread: list[UnreadFrame] = field(default_factory=list)
-    rebuilt: bool = False
 
 
 class Recovery:
@@ -77,7 +72,7 @@ class Recovery:
     def __init__(
         self, *, fs: FileSystem, directory: DataDirectory, table: SegmentTable, store: bytes, clock: Clock,
         health: Health, index_bytes_max: int, namespaces: dict[Fingerprint, Namespace],
-        keys: KeyRing | None = None,
+        keys: KeyRing | None = None, tables: bool = False,
     ) -> None:  # fmt: skip
         self.index: Index | None = None
         self.unsaved: list[Growth] = []
@@ -86,6 +81,7 @@ class Recovery:
         self._clock, self._health, self._index_bytes_max = clock, health, index_bytes_max
         self._namespaces = namespaces
         self._keys = keys
+        self._tables = TableResolver(namespaces, keys) if tables else None
         self._scanner = Scanner(fs, keys)
         self._page = aligned_buffer(PAGE_BYTES)
         self._tally = Tally()
@@ -95,8 +91,8 @@ class Recovery:
         self._index_is_damaged = self._must_check_rows = False
         self._seconds = 0.0
 
-    def frames(self) -> Iterator[RecoveredFrame]:
-        """Yield every durable frame once, in write order within a segment.
+    def frames(self) -> Iterator[RecoveredFrame | FrameTable]:
+        """Yield every durable frame once, in write order within a segment: alone, or all in a table.
 
         Errors: OSError when the directory cannot be listed, TierUnavailable when no index can be created.
         """
@@ -124,7 +120,8 @@ class Recovery:
                 yield from self._segment(opened, rows.pop(opened.number, None))
             finally:
                 opener.close(opened)
-            if sum(len(growth.rows) for growth in self._change.growths) >= ROWS_PER_COMMIT:
+            new = sum(len(growth.rows) for growth in self._change.growths)
+            if new >= ROWS_PER_COMMIT or len(self._change.tables) >= TABLES_PER_COMMIT:
                 self._commit()
         # What is left are rows of segments whose file is gone.
         self._change.segments_gone += list(rows)
@@ -154,26 +151,20 @@ class Recovery:
 
     def report(self) -> RecoveryReport:
         """Return what was found."""
-        tally = self._tally
-        return RecoveryReport(
-            tuple(self._namespaces.values()),
-            tally.frames,
-            tally.blocks,
-            tally.bytes_kept,
-            tally.frames_dropped,
-            tally.bytes_dropped,
-            tuple(tally.unknown),
-            tally.rebuilt,
-            self._seconds,
-            tally.segments,
-            tuple(tally.unread),
-        )
+        return self._tally.report(self._namespaces.values(), seconds=self._seconds)
 
     def _commit(self) -> None:
         assert self.index is not None
         change, self._change = self._change, Change()
-        if not change:
-            return
+        tables, change.tables = change.tables, {}
+        if change:
+            self._apply(change)
+        if tables:
+            # On their own: for want of room for them nothing else may be lost.
+            self._apply(Change(tables=tables))
+
+    def _apply(self, change: Change) -> None:
+        assert self.index is not None
         try:
             self.index.commit(change, next_number=self._table.next_number)
         except INDEX_ERRORS as error:
@@ -183,7 +174,7 @@ class Recovery:
             if sum(len(growth.rows) for growth in self.unsaved) <= ROWS_PER_COMMIT:
                 self.unsaved += change.growths
 
-    def _segment(self, opened: Opened, row: SegmentRow | None) -> Iterator[RecoveredFrame]:
+    def _segment(self, opened: Opened, row: SegmentRow | None) -> Iterator[RecoveredFrame | FrameTable]:
         number, found = opened.number, opened.found
         if found is None:
             assert isinstance(opened.fault, OSError)
@@ -231,26 +222,47 @@ class Recovery:
 
     def _frames_of(
         self, handle: int, state: SegmentState, row: SegmentRow | None, size_bytes: int
-    ) -> Iterator[RecoveredFrame]:
+    ) -> Iterator[RecoveredFrame | FrameTable]:
         assert self.index is not None
         number, identity = state.header.number, state.header.identity
         touches: dict[int, Touches] = {}
         if row is not None and row.identity == identity:
+            is_whole = row.sealed and size_bytes == row.watermark + PAGE_BYTES
+            frame_rows: list[FrameRow] = []
             try:
                 touches = self.index.touches(number)
-                frame_rows = self._rows_of(handle, state, row, size_bytes)
+                stored = self._stored_table(number, row) if is_whole else None
+                table = self._tables.resolve(number, stored, touches) if self._tables and stored else None
+                if table is None:
+                    frame_rows = self._rows_of(handle, state, row, size_bytes)
+                if is_whole and frame_rows and stored is None:
+                    self._change.tables[number] = pack_table(number, identity, frame_rows)
             except (IndexUnusable, *INDEX_ERRORS) as error:
                 self._index_is_damaged |= is_damage(error)
                 log.warning("segment is scanned, its rows are no use segment=%016x error=%s", number, error)
                 self._start_over(number, touches)
             else:
                 state.end = row.watermark
+                if table is not None:
+                    state.frames = len(table.rows)
+                    self._tally.keep_table(table)
+                    yield table
                 for frame_row in frame_rows:
                     yield from self._keep(state, frame_row, touches)
-                if row.sealed and size_bytes == row.watermark + PAGE_BYTES:
+                if is_whole:
                     self._drop_if_empty(state)
                     return
         yield from self._replay(handle, state, size_bytes, touches)
+
+    def _stored_table(self, number: int, row: SegmentRow) -> StoredTable | None:
+        assert self.index is not None
+        if self._must_check_rows or not row.frames:
+            return None
+        try:
+            return self.index.table(number, row)
+        except INDEX_ERRORS as error:
+            self._index_is_damaged |= is_damage(error)
+            return None
 
     def _rows_of(self, handle: int, state: SegmentState, row: SegmentRow, size_bytes: int) -> list[FrameRow]:
         assert self.index is not None
@@ -395,9 +407,7 @@ class Recovery:
             row.touched_at,
         )
         blocks = len(row.keys) // HASH_BYTES
-        self._tally.frames += 1
-        self._tally.blocks += blocks
-        self._tally.bytes_kept += row.length_bytes
+        self._tally.keep(blocks=blocks, length_bytes=row.length_bytes)
         yield RecoveredFrame(header, location, cut_touches(touches.get(row.offset, ()), blocks=blocks))
 
     def _leave_alone(self, location: FrameLocation, row: FrameRow) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
+from kvstore.tiers.base import SliceTouch
 from kvstore.tiers.ssd.format import StoredFrame, StoredPart, stored_part
 from kvstore.tiers.ssd.index_rows import FrameRow, Touches
 
@@ -33,6 +32,11 @@ def row_of(frame: StoredFrame, offset: int) -> FrameRow:
 
 def cut_touches(touches: Touches, *, blocks: int) -> Touches:
     """Return touches without what lies behind the last block."""
-    if not touches:
-        return touches
-    return tuple(replace(t, count=min(t.count, blocks - t.first)) for t in touches if t.first < blocks)
+    for touch in touches:
+        if touch.first + touch.count > blocks:
+            return tuple(
+                SliceTouch(t.first, min(t.count, blocks - t.first), t.retention_class, t.touched_at)
+                for t in touches
+                if t.first < blocks
+            )
+    return touches

@@ -93,6 +93,13 @@ class Scanner:
             return True
         return came == PAGE_BYTES and is_tombstone(self._page)
 
+    def frame(self, handle: int, *, segment_id: bytes, offset: int) -> StoredFrame:
+        """Return the frame that begins at an offset.
+
+        Errors: FormatError when none of this segment does, or one of an unknown version; OSError.
+        """
+        return self._frame(handle, self._prefix(handle, segment_id, offset), offset)
+
     def pieces(self, handle: int, *, segment_id: bytes, start: int, size_bytes: int) -> Iterator[Piece]:
         """Yield what lies from `start` to the end of the file, in order and without gaps."""
         offset = start

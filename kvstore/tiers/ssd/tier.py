@@ -17,6 +17,7 @@ from kvstore.namespace import Namespace
 from kvstore.tiers.base import (
     FrameLocation,
     FrameRead,
+    FrameTable,
     FrameWrite,
     Loss,
     ReadResult,
@@ -44,6 +45,7 @@ from kvstore.tiers.ssd.format import ID_BYTES, FormatError
 from kvstore.tiers.ssd.health import NO_SPACE, Health
 from kvstore.tiers.ssd.index import INDEX_BYTES_MAX, Growth, Index
 from kvstore.tiers.ssd.keeper import IndexKeeper
+from kvstore.tiers.ssd.look import HeaderReader
 from kvstore.tiers.ssd.queue import WriteQueue
 from kvstore.tiers.ssd.reader import Readers
 from kvstore.tiers.ssd.recovery import Recovery
@@ -72,6 +74,7 @@ class _Running:
     keeper: IndexKeeper
     writer: SegmentWriter
     scrubber: Scrubber
+    looker: HeaderReader
     keeper_thread: threading.Thread
     writer_thread: threading.Thread
 
@@ -99,6 +102,7 @@ class SsdTier:
         index_bytes_max: int = INDEX_BYTES_MAX,
         scrub_bytes_per_second: int = 0,
         keys: KeyRing | None = None,
+        tables: bool = False,
     ) -> None:
         self._clock, self._events, self._entropy, self._keys = clock, events, entropy, keys
         self._capacity_bytes = capacity_bytes
@@ -135,6 +139,7 @@ class SsdTier:
             index_bytes_max=index_bytes_max,
             namespaces=self._namespaces,
             keys=keys,
+            tables=tables,
         )
         self._running: _Running | None = None
         self._is_closed = False
@@ -256,7 +261,7 @@ class SsdTier:
         """Commit rows and touches now instead of within a second; resolves to 0."""
         return self._started().keeper.flush()
 
-    def recover(self) -> Iterator[RecoveredFrame]:
+    def recover(self) -> Iterator[RecoveredFrame | FrameTable]:
         """Yield every durable frame once, in write order within a segment, then start the threads."""
         if self._running is not None or self._is_closed:
             raise TierUnavailable("the ssd tier has been recovered already, or is closed")
@@ -266,7 +271,14 @@ class SsdTier:
             raise TierUnavailable(f"{self._directory.root} cannot be recovered: {error}") from error
         self._start()
 
-    def _start(self) -> None:
+    def headers(self, frames: Sequence[FrameLocation]) -> Future[list[RecoveredFrame | None]]:
+        """Read what frames say of themselves; touches are as of about a second ago.
+
+        None of one that is not there, or whose layout or key is not known; of all while the disk hangs.
+        """
+        return self._started().looker.submit(frames)
+
+    def _put_together(self) -> _Running:
         index = self._recovery.index
         assert index is not None
         tails = Tails(fs=self._fs, directory=self._directory, table=self._table, health=self._health)
@@ -309,18 +321,33 @@ class SsdTier:
             is_busy=lambda: self._readers.are_busy,
             keys=self._keys,
         )
+        looker = HeaderReader(
+            Scanner(self._fs),
+            table=self._table,
+            index=index,
+            health=self._health,
+            keys=self._keys,
+            namespaces=self._namespaces,
+            is_buried=keeper.is_buried,
+            on_unreadable=self._quarantine,
+            distrust=keeper.distrust,
+        )
         keeper_thread = self._health.supervised("kvstore-ssd-index", keeper.run)
         writer_thread = self._health.supervised("kvstore-ssd-write", writer.run)
-        self._running = _Running(index, keeper, writer, scrubber, keeper_thread, writer_thread)
+        return _Running(index, keeper, writer, scrubber, looker, keeper_thread, writer_thread)
+
+    def _start(self) -> None:
+        self._running = running = self._put_together()
         for growth in self._recovery.unsaved:
-            keeper.grow(growth, is_new=False)
+            running.keeper.grow(growth, is_new=False)
         if self._recovery.shredded:
-            keeper.delete(self._recovery.shredded)
-        keeper_thread.start()
-        writer_thread.start()
+            running.keeper.delete(self._recovery.shredded)
+        running.keeper_thread.start()
+        running.writer_thread.start()
+        running.looker.start()
         self._readers.start()
         if self._scrub_bytes_per_second:
-            self._health.supervised("kvstore-ssd-scrub", scrubber.run).start()
+            self._health.supervised("kvstore-ssd-scrub", running.scrubber.run).start()
         self._health.supervised("kvstore-ssd-watch", self._watch).start()
 
     def _watch(self) -> None:
@@ -336,6 +363,8 @@ class SsdTier:
             self._queue.refuse(hangs)
         if reads_hang := self._health.reads_hang:
             self._readers.refuse(reads_hang)
+            if self._running is not None:
+                self._running.looker.refuse()
 
     def _new_id(self) -> bytes:
         return self._entropy(ID_BYTES)
@@ -395,6 +424,7 @@ class SsdTier:
         running = self._running
         if running is not None:
             running.scrubber.close()
+            running.looker.close()
             self._queue.drain(timeout_seconds=deadline_seconds)
         self._queue.close("closing")
         self._readers.close()
@@ -407,7 +437,7 @@ class SsdTier:
         running.writer_thread.join(STOP_SECONDS)
         running.keeper.close()
         running.keeper_thread.join(STOP_SECONDS)
-        has_ended = self._readers.join(timeout_seconds=STOP_SECONDS)
+        has_ended = self._readers.join(timeout_seconds=STOP_SECONDS) and running.looker.join(STOP_SECONDS)
         if running.keeper_thread.is_alive() or running.writer_thread.is_alive() or not has_ended:
             log.error("ssd threads hang and are left behind")
             return

@@ -12,6 +12,7 @@ from kvstore.bench.filling import AGENT, CHAT, Filled, Shape, fill
 from kvstore.bench.harness import Bench
 from kvstore.clock import SystemClock
 from kvstore.events import Events
+from kvstore.testing.tier_suite import found_frames
 from kvstore.tiers.base import FrameHeader, RecoveryReport
 from kvstore.tiers.fs import OsFileSystem
 from kvstore.tiers.ssd import SsdTier
@@ -26,8 +27,9 @@ def recovered(path: Path) -> tuple[list[FrameHeader], RecoveryReport]:
         capacity_bytes=1 << 46,
         min_free_bytes=0,
         queue_bytes_max=64 << 20,
+        tables=True,
     )
-    headers = [frame.header for frame in tier.recover()]
+    headers = [frame.header for frame in found_frames(tier)]
     tier.close(deadline_seconds=1.0)
     return headers, tier.report()
 

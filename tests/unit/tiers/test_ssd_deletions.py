@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import TierUnavailable
-from kvstore.testing.tier_suite import registered, written
+from kvstore.testing.tier_suite import found_frames, registered, written
 from kvstore.tiers.base import SliceTouch, TouchNote
 from kvstore.tiers.fs import OsFileSystem
 from kvstore.tiers.ssd.index import Change, Index
@@ -41,7 +41,7 @@ def test_an_index_that_is_older_than_a_deletion_is_checked_against_the_frames(
         (store / "deletions").unlink()
     for _ in range(2):
         again = open_ssd(store)
-        found = list(again.recover())
+        found = found_frames(again)
         assert [frame.location for frame in found] == [places[1], places[3]]
         assert [touch.retention_class for touch in found[1].touches] == ["chat"], "touches are kept"
         assert again.report().frames == 2
@@ -62,7 +62,7 @@ def test_a_refused_deletion_says_so_and_is_done_when_it_is_asked_again(tmp_path:
     tier.delete(places[:1]).result(WAIT_SECONDS)
     tier.close(deadline_seconds=WAIT_SECONDS)
     again = open_ssd(tmp_path)
-    assert [frame.location for frame in again.recover()] == places[1:]
+    assert [frame.location for frame in found_frames(again)] == places[1:]
     again.close(deadline_seconds=WAIT_SECONDS)
 
 
@@ -80,7 +80,7 @@ def test_what_was_refused_after_it_was_written_does_not_return_once_it_is_delete
     assert tier.delete([]).result(WAIT_SECONDS) == 0
     tier.close(deadline_seconds=WAIT_SECONDS)
     again = open_ssd(tmp_path)
-    assert [frame.location for frame in again.recover()] == places
+    assert [frame.location for frame in found_frames(again)] == places
     again.close(deadline_seconds=WAIT_SECONDS)
 
 

@@ -12,7 +12,7 @@ import pytest
 from kvstore.clock import ManualClock
 from kvstore.events import Events
 from kvstore.testing.frames import BuiltFrame, FrameBuilder, read_of
-from kvstore.testing.tier_suite import assert_reads_back, registered, written
+from kvstore.testing.tier_suite import assert_reads_back, found_frames, registered, written
 from kvstore.tiers.base import WriteResult
 from kvstore.tiers.ssd import SsdTier
 from kvstore.types import MissReason
@@ -108,7 +108,7 @@ def test_a_disk_error_refuses_the_batch_and_ends_the_segment(
     assert tier.usage().used_bytes == sum(info.bytes for info in tier.segments())
     tier.close(deadline_seconds=WAIT_SECONDS)
     again = open_ssd(tmp_path, fs=fs)
-    assert {frame.location for frame in again.recover()} == {place, beside, other}
+    assert {frame.location for frame in found_frames(again)} == {place, beside, other}
     again.close(deadline_seconds=WAIT_SECONDS)
 
 
@@ -123,7 +123,7 @@ def test_a_failed_sync_refuses_what_came_after_it_in_other_segments_too(tmp_path
     assert [answer.location is not None for answer in answers] == [True, False, False]
     tier.close(deadline_seconds=WAIT_SECONDS)
     again = open_ssd(tmp_path, fs=fs)
-    keys = {frame.header.keys for frame in again.recover()}
+    keys = {frame.header.keys for frame in found_frames(again)}
     assert frames[0].keys in keys
     assert frames[1].keys not in keys
     assert frames[2].keys not in keys

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvstore.clock import ManualClock
 from kvstore.testing.frames import payloads_of, read_of
-from kvstore.testing.tier_suite import assert_reads_back, registered, written
+from kvstore.testing.tier_suite import assert_reads_back, found_frames, registered, written
 from kvstore.tiers.base import PartImage
 from kvstore.tiers.fs import OsFileSystem
 from tests.support.crash_fs import CrashFileSystem
@@ -96,7 +96,7 @@ def test_a_file_system_without_direct_io_and_holes_will_do(tmp_path: Path) -> No
     assert "no holes" in tier.healthy().detail
     tier.close(deadline_seconds=WAIT_SECONDS)
     again = open_ssd(tmp_path, fs=fs)
-    assert [frame.location for frame in again.recover()] == places[1:]
+    assert [frame.location for frame in found_frames(again)] == places[1:]
     again.close(deadline_seconds=WAIT_SECONDS)
 
 
@@ -139,7 +139,7 @@ def test_writing_goes_on_in_a_new_segment_when_the_open_one_is_unlinked(tmp_path
     assert_reads_back(tier, built, second)
     tier.close(deadline_seconds=WAIT_SECONDS)
     again = open_ssd(tmp_path)
-    assert [frame.location for frame in again.recover()] == [second]
+    assert [frame.location for frame in found_frames(again)] == [second]
     again.close(deadline_seconds=WAIT_SECONDS)
 
 
@@ -161,5 +161,5 @@ def test_open_segments_are_limited(tmp_path: Path) -> None:
     assert sum(not info.sealed for info in tier.segments()) == 16
     tier.close(deadline_seconds=WAIT_SECONDS)
     again = open_ssd(tmp_path)
-    assert [frame.location for frame in again.recover()] == places
+    assert [frame.location for frame in found_frames(again)] == places
     again.close(deadline_seconds=WAIT_SECONDS)
