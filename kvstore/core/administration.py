@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from kvstore.api import RunInfo
 from kvstore.core.asked import Asked
+from kvstore.core.catalog import NamespaceState
 from kvstore.core.frames import Node
 from kvstore.core.hitrate import Cell, Key, summed
 from kvstore.core.ledger import Departed, LedgerImage
 from kvstore.core.oversight import Oversight
-from kvstore.core.purging import Purge, Target, below, remove_blocks, remove_runs, remove_unread
-from kvstore.core.report import run_info
+from kvstore.core.purging import (
+    Purge,
+    Target,
+    below,
+    remove_asleep,
+    remove_blocks,
+    remove_runs,
+    remove_unread,
+)
+from kvstore.core.removal import Removal
+from kvstore.core.report import run_info, stand_ins
 from kvstore.core.sweep import BATCH_NODES, Amount, Comparison, Effect, Forecast, Pause, no_pause, sweep
 from kvstore.retention import ClassTable, RetentionClass
-from kvstore.types import Fingerprint, MissReason, Tier, split_keys
+from kvstore.types import Fingerprint, MissReason, Tier, key_at, split_keys
 
+OnDeleted = Callable[[int, bool], None]
 PRESENT_MAX = 16
 IMAGE_ENTRIES = 1 << 14
 
@@ -92,7 +104,13 @@ class Administration(Oversight):
                         found.append((node.slices[0].frame.fingerprint, key, run_info(self._catalog, node)))
                         return
 
+        with self._lock:
+            spaces = list(self._catalog.namespaces)
         sweep(self._lock, self._catalog, visit, pause=pause)
+        described = self._holding(spaces, hash_prefix, limit=PRESENT_MAX)
+        with self._lock:
+            for node in stand_ins(self._catalog, described):
+                visit(node)
         return found
 
     def departed(self, key: bytes) -> list[tuple[Fingerprint, MissReason, Departed | None]]:
@@ -141,6 +159,33 @@ class Administration(Oversight):
                 for piece in node.slices
             )
 
+    # Removal
+
+    def delete(self, namespace: Fingerprint, keys: bytes | None, on_durable: OnDeleted | None = None) -> int:
+        """Remove the first of the given blocks of a chain and all that follows it, in a flat namespace the
+        given ones, with None everything; side parts and old copies on SSD too. Returns how many blocks left.
+
+        They are gone at once. `on_durable` hears their number, and whether no restart can bring any of them
+        back; False when the disk refuses or hangs: it is asked again, and a repeated delete waits for that.
+        """
+        if keys is not None:
+            self._check_keys(keys)
+            self._wake_below(namespace, keys, key_at(keys, 0))
+        with self._decision():
+            state = self._catalog.state(namespace)
+            count, kept = Removal(self._catalog, state).run(keys)
+            for node in kept:
+                self._writeback.enqueue(node)
+            if on_durable is not None:
+                self._catalog.graves.wait(
+                    namespace,
+                    {*self._writeback.leaving(namespace), *self._moves.leaving(namespace)},
+                    deadline=self._clock.monotonic() + self._limits.write_seconds_max,
+                    done=partial(on_durable, count),
+                )
+        self._writes.run()
+        return count
+
     # Purge
 
     def foresee_purge(self, target: Target, *, pause: Pause = no_pause) -> Amount:
@@ -149,6 +194,8 @@ class Administration(Oversight):
         Errors: UnknownNamespace.
         """
         found = Purge()
+        if target.keys and target.namespace is not None:
+            self._wake_below(target.namespace, target.keys, key_at(target.keys, -1))
         with self._lock:
             states = target.spaces(self._catalog)
             if target.keys:
@@ -173,16 +220,21 @@ class Administration(Oversight):
         Errors: UnknownNamespace.
         """
         purge = Purge()
+        if target.keys and target.namespace is not None:
+            self._wake_below(target.namespace, target.keys, key_at(target.keys, -1))
         with self._lock:
             states = target.spaces(self._catalog)
             nodes = [] if target.keys else [node for state in states for node in state.nodes()]
         for start in range(0, len(nodes), BATCH_NODES):
+            self._wake_copies(nodes[start : start + BATCH_NODES])
             with self._removing(purge):
                 batch = [n for n in nodes[start : start + BATCH_NODES] if n.count]
                 meant = [node for node in batch if target.holds(self._catalog, node.retention_class)]
                 purge.waiting.update(node.slices[0].frame.fingerprint for node in meant)
                 self._write_again(remove_runs(self._catalog, meant, purge))
             pause()
+        if not target.keys:
+            self._purge_asleep(target, states, purge, pause)
         with self._removing(purge):
             for state in states:
                 if target.retention_class:
@@ -194,6 +246,43 @@ class Administration(Oversight):
         purge.unreachable_since = self.wall()
         self.look_after(purge)
         return purge
+
+    def _wake_copies(self, nodes: Sequence[Node]) -> None:
+        """Wake what sleeps of the blocks of some runs: an older copy must not outlive them."""
+        sleepers, names = self._catalog.sleepers, defaultdict[Fingerprint, list[bytes]](list)
+        with self._lock:
+            for node in nodes if sleepers.count else ():
+                if node.count and not node.loose:
+                    names[node.slices[0].frame.fingerprint].append(node.keys)
+        for space, keys in names.items():
+            self._wake(self._search.holding(space, b"".join(keys)))
+
+    def _purge_asleep(
+        self, target: Target, states: Sequence[NamespaceState], purge: Purge, pause: Pause
+    ) -> None:
+        sleepers = self._catalog.sleepers
+        with self._lock:
+            asleep = list(sleepers.of_spaces({state.fingerprint for state in states}))
+        for start in range(0, len(asleep), BATCH_NODES):
+            with self._removing(purge):
+                there = filter(sleepers.is_here, asleep[start : start + BATCH_NODES])
+                remove_asleep(self._catalog, there, target, purge)
+            pause()
+
+    def _wake_below(self, namespace: Fingerprint, keys: bytes, key: bytes) -> None:
+        """Wake what holds a block, and all frames that follow it; `keys` may lead to it."""
+        with self._lock:
+            state = self._catalog.state(namespace)
+            if state.flat or self._catalog.sleepers.is_empty(namespace):
+                return
+        self._when_awake(lambda: self._inspect(namespace, keys, 1))
+        while True:
+            with self._lock:
+                names = b"".join([key, *(node.keys for node, _ in below(state, key))])
+            asleep = self._catalog.sleepers.wanted(self._search.below(namespace, names))
+            if not asleep:
+                return
+            self._wake(asleep)
 
     def _write_again(self, nodes: Iterable[Node]) -> None:
         for node in nodes:

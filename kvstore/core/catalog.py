@@ -13,6 +13,7 @@ import numpy as np
 
 from kvstore.api import U32Array
 from kvstore.core.eviction import EvictionPolicy
+from kvstore.core.farewells import dismiss
 from kvstore.core.frames import Frame, Node, Slice
 from kvstore.core.graves import Graves
 from kvstore.core.index import RunIndex
@@ -24,13 +25,14 @@ from kvstore.core.retention import Retention, Touch
 from kvstore.core.room import Room
 from kvstore.core.segments import Segment, SegmentTable
 from kvstore.core.slabs import SlabAllocator
+from kvstore.core.sleepers import Sleepers
 from kvstore.core.unread import UnreadFrames
 from kvstore.errors import UnknownNamespace
 from kvstore.events import Events
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
 from kvstore.tiers.base import FrameKind, FrameLocation, HostMemory
-from kvstore.types import HASH_BYTES, Addressing, Fingerprint, MissReason, Tier, key_at, split_keys
+from kvstore.types import HASH_BYTES, Addressing, Fingerprint, MissReason, Tier, key_at
 
 if TYPE_CHECKING:
     from kvstore.core.puts import PendingPut
@@ -52,14 +54,15 @@ class NamespaceState:
         """Side parts, each with how many blocks before a boundary it takes to use that boundary."""
         self.runs = RunIndex(on_split=catalog.on_split, on_join=catalog.on_join)
         self.loose = LooseIndex()
+        self._sleepers = catalog.sleepers
         self.pending: dict[bytes, PendingPut] = {}
 
     def is_empty(self) -> bool:
         """Say whether nothing is stored, visible or not."""
-        return not len(self.runs) and not len(self.loose)
+        return not len(self.runs) and not len(self.loose) and self._sleepers.is_empty(self.fingerprint)
 
     def nodes(self) -> Iterator[Node]:
-        """Iterate over all nodes, loose ones last."""
+        """Iterate over all nodes that are awake, loose ones last."""
         yield from self.runs.nodes()
         yield from self.loose.nodes()
 
@@ -85,6 +88,7 @@ class Catalog:
         self.events = events
         self.plan = plan
         self.segments = SegmentTable()
+        self.sleepers = Sleepers(self.segments)
         self.graves = Graves(plan)
         self.unread = UnreadFrames()
         self.namespaces: dict[Fingerprint, NamespaceState] = {}
@@ -140,23 +144,6 @@ class Catalog:
             self.policy.add(node)
             for ancestor in RunIndex.path(node.parent):
                 self.policy.touch(ancestor, is_read=False)
-
-    def write_time(self, state: NamespaceState, keys: bytes, now: float) -> float:
-        """Return the time of writing of new copies of blocks: now, or later than that of an older copy on SSD
-        which was written before the clock was set back; a restart takes the later one for the newer.
-        """
-        if now > self.written_until or not self.partial:
-            return now
-        names = set(split_keys(keys))
-        copies = (
-            frame.written_at
-            for frame in self.partial
-            if frame.written_at >= now
-            and frame.fingerprint == state.fingerprint
-            and not names.isdisjoint(split_keys(frame.keys))
-        )
-        latest = max(copies, default=0.0)
-        return math.nextafter(latest, math.inf) if latest else now
 
     def join_path(self, state: NamespaceState, node: Node) -> None:
         """Merge neighbours of equal state along a path, from the leaf up."""
@@ -372,11 +359,15 @@ class Catalog:
 
     def release_segment(self, segment: Segment, reason: MissReason) -> int:
         """Let a whole segment go: expired ones leave children as orphans, evicted ones take them along."""
-        self.graves.bury_segment(segment.number, {frame.fingerprint for frame in segment.frames})
+        frames, asleep = list(segment.frames), self.sleepers.of_segment(segment.number)
+        spaces = {frame.fingerprint for frame in frames}
+        spaces.update(self.sleepers.shape(sleeper).namespace for sleeper in asleep)
+        self.graves.bury_segment(segment.number, spaces)
         self.segments.release(segment.number)
-        frames, freed = list(segment.frames), segment.bytes
+        freed = segment.bytes
         for frame in frames:
             self.forget_on_ssd(frame, reason)
+        dismiss(self, asleep, reason)
         return freed
 
     def forget_on_ssd(self, frame: Frame, reason: MissReason) -> int:

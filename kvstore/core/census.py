@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
+import numpy as np
+
+from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Frame, Node
 from kvstore.core.retention import Retention
-from kvstore.core.segments import Segment, SegmentTable
+from kvstore.core.segments import Segment
 from kvstore.retention import DAY
 
 CHILDREN_MAX = 64
@@ -38,19 +41,24 @@ def weight(life_seconds: float) -> float:
     return float((min(life_seconds, LIFE_SECONDS_MAX) / DAY) ** 0.5)
 
 
+def _life(retention: Retention, name: str) -> float:
+    return min(retention.held_by(name).ttl_seconds, LIFE_SECONDS_MAX)
+
+
 def worth(retention: Retention, node: Node, now: float) -> float:
     """Return what a byte of a run is worth now: its class's weight, less as its life passes."""
-    life = min(retention.held_by(node.retention_class).ttl_seconds, LIFE_SECONDS_MAX)
+    life = _life(retention, node.retention_class)
     return weight(life) * max(0.0, 1.0 - max(0.0, now - node.since) / life)
 
 
 class Census:
     """Measures segments in turn. A measure is a little old; who acts on one measures that segment again."""
 
-    def __init__(self, retention: Retention, segments: SegmentTable, partial: Container[Frame]) -> None:
-        self._retention = retention
-        self._segments = segments
-        self._partial = partial
+    def __init__(self, catalog: Catalog) -> None:
+        self._retention = catalog.retention
+        self._segments = catalog.segments
+        self._sleepers = catalog.sleepers
+        self._partial = catalog.partial
         self._turn: list[Segment] = []
         self._frames: list[Frame] = []
         self._segment: Segment | None = None
@@ -82,7 +90,7 @@ class Census:
             self._turn = list(self._segments)
         while self._turn:
             segment = self._turn.pop()
-            if segment.frames:
+            if not segment.is_empty:
                 self._segment, self._frames = segment, list(segment.frames)
                 self._bytes, self._value = 0.0, 0.0
                 segment.touched_since = {}
@@ -110,9 +118,26 @@ class Census:
                     self._value += child.count * block_bytes * worth(retention, child, now)
                 segment.note_touch(node.retention_class, node.since)
 
+    def _count_asleep(self, segment: Segment, now: float) -> None:
+        """Count what sleeps, all at once; of what follows a frame asleep nothing is known."""
+        bed, names, retention = segment.bed, self._sleepers.names, self._retention
+        if not bed.count:
+            return
+        held = bed.held[bed.lives(names, retention, now)]
+        block_bytes = bed.rows["length_bytes"][held["row"]] / bed.rows["count"][held["row"]]
+        size = held["count"] * block_bytes
+        lives = np.array([_life(retention, name) for name in names.classes])[held["name"]]
+        passed = np.maximum(0.0, 1.0 - np.maximum(0.0, now - held["since"]) / lives)
+        self._bytes += float(size.sum())
+        self._value += float((size * (lives / DAY) ** 0.5 * passed).sum())
+        for code in np.unique(held["name"]).tolist():
+            since = float(held["since"][held["name"] == code].max())
+            segment.note_touch(names.classes[code], since)
+
     def _end(self, now: float) -> None:
         segment = self._segment
         assert segment is not None
+        self._count_asleep(segment, now)
         segment.living_bytes, segment.value, segment.measured_at = self._bytes, self._value, now
         if segment.touched_since is not None:
             segment.touched = segment.touched_since

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvstore.api import U32Array
 from kvstore.layout import Part
 from kvstore.tiers.base import FrameKind, FrameLocation
-from kvstore.types import DIGEST_BYTES, HASH_BYTES, BlockHash, Fingerprint
+from kvstore.types import DIGEST_BYTES, HASH_BYTES, BlockHash, Fingerprint, key_at
 
 if TYPE_CHECKING:
     from kvstore.core.loads import Load
@@ -71,6 +71,7 @@ class Frame:
         "retention_class",
         "uses",
         "waiters",
+        "woken_at",
         "written_at",
     )
 
@@ -102,6 +103,8 @@ class Frame:
         self.uses = 0
         """How often it was touched in this process, its put included."""
         self.dead = False
+        self.woken_at = 0.0
+        """When its keys were read again: it does not go back to sleep at once. Units: wall seconds."""
         self.nodes: tuple[Node, ...] = ()
         self.loads: MutableMapping[int, Load] = NOTHING
         self.waiters: tuple[Callable[[bool], None], ...] = ()
@@ -249,6 +252,14 @@ class Node:
         last = self.slices[-1]
         end = (last.start + last.count) * HASH_BYTES
         return last.frame.keys[end - HASH_BYTES : end]
+
+    def key(self, index: int) -> bytes:
+        """Return the hash of a block."""
+        for piece in self.slices:
+            if index < piece.count:
+                return key_at(piece.frame.keys, piece.start + index)
+            index -= piece.count
+        raise IndexError(index)
 
     @property
     def keys(self) -> bytes:

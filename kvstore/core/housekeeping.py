@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from kvstore.core.bedtime import Bedtime
 from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Node
 from kvstore.core.leases import LeaseTable
@@ -18,8 +19,8 @@ SWEEP_EXPIRED = 1
 CENSUS_STEPS, SWEEP_STEPS = 4, 64
 STEPS_MAX = 256
 """Of a turn, each under the lock for about as long as a match takes: who matches meanwhile waits for one.
-The first CENSUS_STEPS measure what lives on SSD, the next SWEEP_STEPS look at host memory, and of SWEEP_NODES
-that one looks at SWEEP_EXPIRED at most give up their slots.
+The first CENSUS_STEPS measure what lives on SSD, one puts frames to sleep, the next SWEEP_STEPS look at host
+memory, and of SWEEP_NODES that one looks at SWEEP_EXPIRED at most give up their slots.
 """
 PAUSE_SECONDS = 0.001
 """Between steps of a turn: whoever waits for the lock, or for the interpreter, has it meanwhile. A frame a
@@ -43,6 +44,7 @@ class Housekeeping:
         writeback: WriteBack,
         loads: Loads,
         reclaim: Reclaim,
+        bedtime: Bedtime,
     ) -> None:
         self._catalog = catalog
         self._leases = leases
@@ -51,6 +53,7 @@ class Housekeeping:
         self._writeback = writeback
         self._loads = loads
         self._reclaim = reclaim
+        self._bedtime = bedtime
         self._retry_due = 0.0
         self._sweep: list[Node] = []
         self._losses_due = 0.0
@@ -77,6 +80,7 @@ class Housekeeping:
         self._loads.expire(monotonic)
         self._writeback.expire(monotonic)
         self._catalog.graves.expire(monotonic)
+        self._catalog.sleepers.expire(monotonic)
         self._leases.expire(monotonic)
         self._prefetches.expire(monotonic)
         self._putting.expire(monotonic=monotonic)
@@ -101,8 +105,11 @@ class Housekeeping:
         if self._steps <= CENSUS_STEPS:
             self._reclaim.look_around(now)
             return True
+        if self._steps == CENSUS_STEPS + 1:
+            self._bedtime.step(now)
+            return True
         # One pass a turn is enough: a store of few nodes is not looked through again and again.
-        swept = self._steps - CENSUS_STEPS
+        swept = self._steps - CENSUS_STEPS - 1
         if swept == 1 or (swept <= SWEEP_STEPS and self._sweep):
             self._sweep_nodes(now)
             return True

@@ -43,23 +43,41 @@ class RunIndex:
         """Follow `keys` from the root: the nodes met, each with how many of its blocks matched.
 
         `undeclared` also starts at a run that waits for its root: after a restart no client has named it yet.
+        Runs met that wait for a block inside of another come back to it.
         """
-        node, position = self.root, 0
+        node: Node | None = self.root
+        position, total = 0, len(keys) // HASH_BYTES
         steps: list[Step] = []
-        total = len(keys) // HASH_BYTES
         while position < total:
-            child = node.child(key_at(keys, position))
+            child = node.child(key_at(keys, position)) if node is not None else None
             if child is None and undeclared and not position:
                 child = self._waiting_head(key_at(keys, 0))
+            if child is None and self.orphans and position:
+                child = self._rejoin(*steps[-1], keys, position)
             if child is None:
                 break
             matched = common_blocks(child, keys, position)
             steps.append((child, matched))
             position += matched
-            if matched < child.count:
-                break
-            node = child
+            node = child if matched == child.count else None
         return steps
+
+    def _rejoin(self, above: Node, matched: int, keys: bytes, position: int) -> Node | None:
+        """Hang a run that waits for the block before `position` below it, where a walk along `above` has come
+        to an end.
+        """
+        before = above.key(matched - 1)
+        waiting = self.orphans.get(before)
+        orphan = waiting.get(key_at(keys, position)) if waiting else None
+        if waiting is None or orphan is None or orphan is self.path(above)[-1]:
+            return None
+        if matched < above.count:
+            self.split(above, matched)
+        del waiting[orphan.head]
+        if not waiting:
+            del self.orphans[before]
+        above.adopt(orphan)
+        return orphan
 
     def _waiting_head(self, key: bytes) -> Node | None:
         return next((nodes[key] for nodes in self.orphans.values() if key in nodes), None)
@@ -78,19 +96,22 @@ class RunIndex:
         """Find which of `keys` behind `parent` are present; `above` is the node that ends with `parent`."""
         found: list[tuple[int, Node, int]] = []
         node, position, before, total = above, 0, parent, len(keys) // HASH_BYTES
+        last = (above, above.count) if above is not None else None
         while position < total:
             key = key_at(keys, position)
             child = node.child(key) if node else None
+            if child is None and self.orphans and last is not None and last[1]:
+                child = self._rejoin(*last, keys, position)
             if child is None and self.orphans:
                 child = self.orphans.get(before, {}).get(key)
             if child is None:
                 if not self.orphans:
                     break
-                node, before, position = None, key, position + 1
+                node, last, before, position = None, None, key, position + 1
                 continue
             matched = common_blocks(child, keys, position)
             found.append((position, child, matched))
-            position += matched
+            last, position = (child, matched), position + matched
             node = child if matched == child.count else None
             before = key_at(keys, position - 1)
         return found
@@ -122,8 +143,7 @@ class RunIndex:
         """
         above = self.find(parent)
         node = self.insert_under(above, parent, slices, retention_class=retention_class, since=since)
-        if self.orphans:
-            self._reunite(node)
+        self.reunite(node)
         return node
 
     def insert_under(
@@ -150,7 +170,10 @@ class RunIndex:
         for piece in node.slices:
             piece.frame.join(node)
 
-    def _reunite(self, node: Node) -> None:
+    def reunite(self, node: Node) -> None:
+        """Hang the runs that wait for a node's blocks below them, which cuts it: it keeps its head."""
+        if not self.orphans:
+            return
         keys, offset = node.keys, 0
         for index in range(len(keys) // HASH_BYTES):
             waiting = self.orphans.get(key_at(keys, index))

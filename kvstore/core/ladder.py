@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from kvstore.api import (
     NO_SESSION,
@@ -27,8 +26,8 @@ from kvstore.core.leases import OnProgress
 from kvstore.core.matching import Found, tier_runs
 from kvstore.core.puts import Published
 from kvstore.core.recovery import Rebuild
-from kvstore.core.removal import Removal
 from kvstore.core.retention import Touch
+from kvstore.core.sleepers import RunsAsleep
 from kvstore.core.sweep import Pause, no_pause
 from kvstore.core.writeback import DurableWait
 from kvstore.errors import InvalidArgument, Overloaded
@@ -46,7 +45,6 @@ from kvstore.types import (
 )
 
 OnDurable = Callable[[CommitAnswer], None]
-OnDeleted = Callable[[int, bool], None]
 
 
 class Ladder(Administration):
@@ -62,8 +60,9 @@ class Ladder(Administration):
         """Rebuild the index from SSD; call once, before the first verb."""
         if self._ssd is None:
             return None
-        rebuild = Rebuild(self._catalog)
-        rebuild.collect(self._ssd.recover())
+        ssd = self._ssd
+        rebuild = Rebuild(self._catalog, lambda places: ssd.headers(places).result())
+        rebuild.collect(ssd.recover())
         found = self._ssd.report()
         with self._decision():
             for namespace in found.namespaces:
@@ -72,6 +71,8 @@ class Ladder(Administration):
                 )
             rebuild.run()
             self._catalog.unread.adopt(found.unread)
+        if notes := rebuild.corrections():
+            ssd.annotate(notes)
         return found
 
     def open(self, namespace: Namespace, *, root: bytes = b"") -> OpenAnswer:
@@ -140,6 +141,13 @@ class Ladder(Administration):
         """
         self._admit()
         self._check_keys(request.keys)
+        while True:
+            try:
+                return self._match(request, on_progress)
+            except RunsAsleep as asleep:
+                self._alarm.wait(asleep)
+
+    def _match(self, request: MatchRequest, on_progress: OnProgress | None) -> MatchAnswer:
         with self._decision():
             state = self._catalog.state(request.namespace)
             now = self._retention.now()
@@ -236,6 +244,11 @@ class Ladder(Administration):
         """Renew a prefix that was used where the store did not see it; returns its visible blocks."""
         self._admit()
         self._check_keys(keys)
+        found = self._when_awake(lambda: self._touch_now(namespace, keys, retention_class))
+        self._writes.run()
+        return found.blocks
+
+    def _touch_now(self, namespace: Fingerprint, keys: bytes, retention_class: str) -> Found:
         with self._decision():
             state = self._catalog.state(namespace)
             if retention_class:
@@ -243,8 +256,7 @@ class Ladder(Administration):
             now = self._retention.now()
             found = self._matcher.find(state, keys, now=now, exact_only=False)
             self._touch(state, found, retention_class, now)
-        self._writes.run()
-        return found.blocks
+            return found
 
     def renew(self, leases: Sequence[int], *, lease_seconds: float) -> tuple[int, ...]:
         """Move the deadlines of leases; returns those that had ended."""
@@ -285,18 +297,22 @@ class Ladder(Administration):
         """
         self._admit()
         self._check_keys(keys)
-        with self._decision():
-            state = self._catalog.state(namespace)
-            if retention_class:
-                self._retention.named(retention_class)
-            found = self._matcher.find(state, keys, now=self._retention.now(), exact_only=False)
-            answer = self._prefetches.start(
-                found,
-                deadline_seconds=deadline_seconds,
-                monotonic=self._clock.monotonic(),
-                tenant=state.namespace.tenant,
-                session=session,
-            )
+
+        def start() -> PrefetchAnswer:
+            with self._decision():
+                state = self._catalog.state(namespace)
+                if retention_class:
+                    self._retention.named(retention_class)
+                found = self._matcher.find(state, keys, now=self._retention.now(), exact_only=False)
+                return self._prefetches.start(
+                    found,
+                    deadline_seconds=deadline_seconds,
+                    monotonic=self._clock.monotonic(),
+                    tenant=state.namespace.tenant,
+                    session=session,
+                )
+
+        answer = self._when_awake(start)
         self._reads.run()
         return answer
 
@@ -318,9 +334,13 @@ class Ladder(Administration):
         Errors: InvalidArgument, UnknownNamespace, Overloaded, ShuttingDown.
         """
         self._admit()
-        with self._decision():
-            state, now = self._catalog.state(request.namespace), self._retention.now()
-            answer = self._putting.reserve(state, request, monotonic=self._clock.monotonic(), now=now)
+
+        def reserve() -> ReserveAnswer:
+            with self._decision():
+                state, now = self._catalog.state(request.namespace), self._retention.now()
+                return self._putting.reserve(state, request, monotonic=self._clock.monotonic(), now=now)
+
+        answer = self._when_awake(reserve)
         self._writes.run()
         return answer
 
@@ -364,32 +384,6 @@ class Ladder(Administration):
         reservation.
         """
         return self._host.images(extent.slots, stride_pages=part.stride_pages)
-
-    # Removal
-
-    def delete(self, namespace: Fingerprint, keys: bytes | None, on_durable: OnDeleted | None = None) -> int:
-        """Remove the first of the given blocks of a chain and all that follows it, in a flat namespace the
-        given ones, with None everything; side parts and old copies on SSD too. Returns how many blocks left.
-
-        They are gone at once. `on_durable` hears their number, and whether no restart can bring any of them
-        back; False when the disk refuses or hangs: it is asked again, and a repeated delete waits for that.
-        """
-        with self._decision():
-            state = self._catalog.state(namespace)
-            if keys is not None:
-                self._check_keys(keys)
-            count, kept = Removal(self._catalog, state).run(keys)
-            for node in kept:
-                self._writeback.enqueue(node)
-            if on_durable is not None:
-                self._catalog.graves.wait(
-                    namespace,
-                    {*self._writeback.leaving(namespace), *self._moves.leaving(namespace)},
-                    deadline=self._clock.monotonic() + self._limits.write_seconds_max,
-                    done=partial(on_durable, count),
-                )
-        self._writes.run()
-        return count
 
     # Life
 

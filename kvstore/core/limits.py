@@ -13,6 +13,7 @@ class Limits:
 
     `session_` limits are of one client: its share of what all need. What it has reserved, quarantine
     included, is at most `session_reserved_share` of the arena.
+    A frame on SSD that nobody touched for `sleep_seconds` gives up its keys; longer than a put may take.
     Nobody waits longer than `load_seconds_max` and `write_seconds_max` for a disk that hangs.
     Units: bytes and counts as named; `ssd_capacity_bytes` 0 means that the tier's own limit is the only one.
     """
@@ -37,6 +38,7 @@ class Limits:
     write_seconds_max: float = 30.0
     ssd_capacity_bytes: int = 0
     ledger_entries: int = 1 << 18
+    sleep_seconds: float = 600.0
     remembered_commits_max: int = 4096
     boundary_scan_blocks_max: int = 4096
     bucket_fraction: float = 0.125

@@ -11,7 +11,8 @@ from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Frame, Node, PartSlots
 from kvstore.core.index import Step
 from kvstore.core.limits import Limits
-from kvstore.types import MissReason, Tier, key_at, key_count
+from kvstore.core.sleepers import RunsAsleep
+from kvstore.types import HASH_BYTES, MissReason, Tier, key_at, key_count
 
 
 @dataclass(slots=True)
@@ -47,7 +48,10 @@ class Matcher:
     def find(
         self, state: NamespaceState, keys: bytes, *, now: float, exact_only: bool, undeclared: bool = False
     ) -> Found:
-        """Walk the request's keys to the first that is absent, expired or incomplete."""
+        """Walk the request's keys to the first that is absent, expired or incomplete.
+
+        Errors: RunsAsleep.
+        """
         found = Found()
         if state.flat:
             stopped = self._find_flat(found, state, keys, now, exact_only)
@@ -56,9 +60,24 @@ class Matcher:
             stopped = self._find_chain(found, steps, now, exact_only)
         total = key_count(keys)
         if found.blocks < total:
+            if stopped is None and not state.flat:
+                stopped = self._why_asleep(state, keys, found.blocks)
             found.reason = stopped or self._why_absent(state, key_at(keys, found.blocks))
         self._boundaries(found, state, keys, now)
         return found
+
+    def _why_asleep(self, state: NamespaceState, keys: bytes, at: int) -> MissReason | None:
+        """Have the frames woken that may go on where a match ended; what the disk did not tell of is a miss.
+
+        Errors: RunsAsleep.
+        """
+        sleepers = self._catalog.sleepers
+        if not sleepers.beginning_with(state.fingerprint, key_at(keys, at)):
+            return None
+        wanted = sleepers.wanted(sleepers.along(state.fingerprint, keys[at * HASH_BYTES :]))
+        if wanted:
+            raise RunsAsleep(wanted, keys)
+        return MissReason.TIER_DOWN
 
     def _find_chain(self, found: Found, steps: list[Step], now: float, exact_only: bool) -> MissReason | None:
         for node, matched in steps:

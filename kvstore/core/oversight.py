@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 
 from kvstore.api import ListAnswer, RunInfo, StatusSnapshot
 from kvstore.core import report
+from kvstore.core.searching import ADMIN_SECONDS, Described
+from kvstore.core.sleepers import RunsAsleep, Sleeper
 from kvstore.core.sweep import Pause, no_pause, sweep
 from kvstore.core.verifying import VerifyStep, verify
 from kvstore.core.wiring import Wiring
 from kvstore.tiers.base import SegmentInfo
-from kvstore.types import PAGE_BYTES, Fingerprint, MissReason
+from kvstore.types import PAGE_BYTES, Fingerprint, MissReason, split_keys
 
 
 class Oversight(Wiring):
@@ -19,7 +22,12 @@ class Oversight(Wiring):
     def list(self, namespace: Fingerprint, *, cursor: str = "", limit: int = 100) -> ListAnswer:
         """Return one page of a namespace's runs."""
         with self._lock:
-            return report.list_runs(self._catalog, self._catalog.state(namespace), cursor=cursor, limit=limit)
+            self._catalog.state(namespace)
+        place = report.place_of(cursor, limit=limit)
+        described = self._search.described(self._search.after(namespace, place, limit=limit + 1))
+        with self._lock:
+            state = self._catalog.state(namespace)
+            return report.list_runs(self._catalog, state, described, cursor=cursor, limit=limit)
 
     def inspect(
         self, namespace: Fingerprint, *, keys: bytes = b"", hash_prefix: bytes = b"", limit: int = 100
@@ -27,24 +35,49 @@ class Oversight(Wiring):
         """Return the runs behind the keys of a prompt, or those with a hash; how many blocks are visible,
         and why no more.
         """
+        if keys:
+            self._check_keys(keys)
+            return self._when_awake(lambda: self._inspect(namespace, keys, limit))
+        described = self._holding([namespace], hash_prefix, limit=limit)
         with self._lock:
             state = self._catalog.state(namespace)
-            if not keys:
-                return report.find_runs(self._catalog, state, hash_prefix=hash_prefix, limit=limit), 0, None
-            self._check_keys(keys)
+            nodes = chain(state.nodes(), report.stand_ins(self._catalog, described))
+            runs = report.find_runs(self._catalog, nodes, hash_prefix=hash_prefix, limit=limit)
+            return runs, 0, None
+
+    def _inspect(
+        self, namespace: Fingerprint, keys: bytes, limit: int
+    ) -> tuple[tuple[RunInfo, ...], int, MissReason | None]:
+        with self._lock:
+            state = self._catalog.state(namespace)
             now = self._retention.now()
             found = self._matcher.find(state, keys, now=now, exact_only=False, undeclared=True)
-            chain = [node for node, _ in state.runs.walk(keys, undeclared=True)]
-            nodes = chain if not state.flat else list(found.loose.values())
+            path = [node for node, _ in state.runs.walk(keys, undeclared=True)]
+            nodes = path if not state.flat else list(found.loose.values())
             return (
                 tuple(report.run_info(self._catalog, node) for node in nodes[:limit]),
                 found.blocks,
                 found.reason,
             )
 
+    def _wake(self, sleepers: Sequence[Sleeper]) -> None:
+        """Wake frames for an administrator, who has time."""
+        if wanted := self._catalog.sleepers.wanted(sleepers):
+            self._alarm.wait(RunsAsleep(wanted), seconds=ADMIN_SECONDS)
+
+    def _holding(
+        self, spaces: Collection[Fingerprint], hash_prefix: bytes, *, limit: int
+    ) -> Sequence[Described]:
+        """Return frames asleep that hold a block whose hash starts so."""
+
+        def holds(keys: bytes) -> bool:
+            return hash_prefix in keys and any(key.startswith(hash_prefix) for key in split_keys(keys))
+
+        return self._search.by_keys(spaces, holds, limit=limit)
+
     def verify(self, namespace: Fingerprint | None = None) -> Iterator[VerifyStep]:
         """Re-read and check every digest in every tier; blocking, for an administrator's thread."""
-        return verify(self._catalog, self._ssd, self._decision, namespace)
+        return verify(self._catalog, self._ssd, self._decision, namespace, wake=self._wake)
 
     def status(self, *, pause: Pause = no_pause) -> StatusSnapshot:
         """Return totals by tier, class and namespace, counters and gauges; `pause` as in a sweep."""
@@ -67,6 +100,7 @@ class Oversight(Wiring):
                 "kvstore_host_used_bytes": self._catalog.slabs.used_pages * PAGE_BYTES,
                 "kvstore_ssd_used_bytes": self._catalog.segments.used_bytes,
                 "kvstore_nodes": sum(len(s.runs) for s in self._catalog.namespaces.values()),
+                "kvstore_frames_asleep": self._catalog.sleepers.count,
                 "kvstore_segments": len(self._catalog.segments),
                 "kvstore_deletions_pending": len(self._catalog.graves),
             }

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from kvstore.core.frames import Frame
 from kvstore.tiers.base import FrameLocation
+
+if TYPE_CHECKING:
+    from kvstore.core.farewells import Farewell
+    from kvstore.core.sleepers import Sleeper
 
 
 class Barrier:
@@ -23,17 +28,29 @@ class Plan:
     barriers: list[Barrier] = field(default_factory=list)
     touched: dict[Frame, None] = field(default_factory=dict)
     """Frames on SSD whose touches changed."""
+    farewells: list[Farewell] = field(default_factory=list)
+    """Frames that left asleep: the ledger hears of them before they are deleted."""
+    wake: list[Sleeper] = field(default_factory=list)
+    """Frames that have to be woken, soon."""
     is_urgent: bool = False
     """Somebody needs the room of a segment that goes."""
 
     @property
     def is_empty(self) -> bool:
         """Say whether nothing is asked for."""
-        return not (self.calls or self.touched or self.unlink or self.delete or self.barriers)
+        return not (
+            self.calls
+            or self.touched
+            or self.unlink
+            or self.delete
+            or self.barriers
+            or self.farewells
+            or self.wake
+        )
 
     def take(self) -> Plan:
         """Return what is collected and start afresh."""
-        taken = Plan(self.calls, self.unlink, self.delete, self.barriers, self.touched, self.is_urgent)
+        taken = replace(self)
         self.calls, self.unlink, self.delete, self.barriers, self.touched = [], [], [], [], {}
-        self.is_urgent = False
+        self.farewells, self.wake, self.is_urgent = [], [], False
         return taken

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.core.catalog import Catalog, NamespaceState
+from kvstore.core.farewells import dismiss
 from kvstore.core.frames import Frame, Node
 from kvstore.core.removal import Removal
+from kvstore.core.sleepers import Sleeper
 from kvstore.core.sweep import Amount, node_bytes
-from kvstore.types import Fingerprint, key_at, split_keys
+from kvstore.types import Fingerprint, MissReason, key_at, split_keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,23 @@ def remove_runs(catalog: Catalog, nodes: Sequence[Node], purge: Purge) -> list[N
         purge.also_blocks += count - (purge.amount.blocks - before)
         kept += again
     return kept
+
+
+def remove_asleep(catalog: Catalog, sleepers: Iterable[Sleeper], target: Target, purge: Purge) -> None:
+    """Remove frames asleep that hold a run that is meant, as a whole: what they hold is nowhere else."""
+    for sleeper in sleepers:
+        space = catalog.sleepers.shape(sleeper).namespace
+        shadows = list(catalog.sleepers.stand_ins([sleeper]))
+        meant = [shadow for shadow in shadows if target.holds(catalog, shadow.retention_class)]
+        for shadow in meant:
+            purge.note(shadow)
+        if meant:
+            purge.waiting.add(space)
+            purge.also_blocks += sum(shadow.count for shadow in shadows) - sum(
+                shadow.count for shadow in meant
+            )
+            (gone,) = dismiss(catalog, [sleeper], MissReason.DELETED)
+            catalog.graves.bury(gone.location, gone.namespace)
 
 
 def remove_unread(catalog: Catalog, state: NamespaceState, target: Target, purge: Purge) -> None:

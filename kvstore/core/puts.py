@@ -7,6 +7,7 @@ becomes visible when the last required part commits, and all parts of it togethe
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Frame, Node, PartSlots
 from kvstore.core.index import NO_HASH
 from kvstore.core.limits import Limits
+from kvstore.core.sleepers import RunsAsleep
 from kvstore.errors import InvalidArgument
 from kvstore.layout import Part
 from kvstore.tiers.base import FrameKind
@@ -318,6 +320,23 @@ class Presence:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
+    def need(self, state: NamespaceState, request: ReserveRequest) -> None:
+        """Have the frames woken that hold what a put brings, or what it follows, as far as one ends where the
+        next begins: a put that names a block inside of a frame asleep as its parent does not find it.
+
+        Errors: RunsAsleep.
+        """
+        sleepers, runs = self._catalog.sleepers, state.runs
+        if state.flat or sleepers.is_empty(state.fingerprint):
+            return
+        asleep = sleepers.along(state.fingerprint, request.keys)
+        path = runs.path(runs.ending_with(request.parent))
+        before = path[-1].parent_hash if path else request.parent
+        if before not in runs.declared:
+            asleep += sleepers.ending_with(state.fingerprint, before)
+        if wanted := sleepers.wanted(asleep):
+            raise RunsAsleep(wanted, request.keys)
+
     def look(self, put: PendingPut) -> tuple[Node | None, list[Stretch]]:
         """Fill in the put's absent and in-flight masks; returns the node it follows and the present stretches
         of its chain.
@@ -376,3 +395,21 @@ def flat_node(state: NamespaceState, key: bytes) -> Node | None:
     """Return the node of a block of a flat namespace, None when it is absent."""
     entry = state.loose.get(key)
     return entry[0].nodes[0] if entry else None
+
+
+def write_time(catalog: Catalog, state: NamespaceState, keys: bytes, now: float) -> float:
+    """Return the time of writing of new copies of blocks: now, or later than that of an older copy on SSD
+    which was written before the clock was set back; a restart takes the later one for the newer.
+    """
+    if now > catalog.written_until or not catalog.partial:
+        return now
+    names = set(split_keys(keys))
+    copies = (
+        frame.written_at
+        for frame in catalog.partial
+        if frame.written_at >= now
+        and frame.fingerprint == state.fingerprint
+        and not names.isdisjoint(split_keys(frame.keys))
+    )
+    latest = max(copies, default=0.0)
+    return math.nextafter(latest, math.inf) if latest else now

@@ -31,6 +31,7 @@ from kvstore.core.puts import (
     reserved_extents,
     reserved_outcomes,
     runs_of,
+    write_time,
 )
 from kvstore.core.quarantine import Quarantine
 from kvstore.core.retention import Touch
@@ -75,9 +76,10 @@ class Putting:
     ) -> ReserveAnswer:
         """Hand out slots for what is absent; what is present is renewed.
 
-        Errors: InvalidArgument, Overloaded.
+        Errors: InvalidArgument, Overloaded, RunsAsleep.
         """
         pieces = self._checks.reserve(state, request)
+        self._presence.need(state, request)
         if len(self._reservations) >= self._limits.reservations_max:
             raise Overloaded(
                 f"reservations: {len(self._reservations)} are open, "
@@ -297,7 +299,7 @@ class Putting:
             self._catalog.free_slots(surplus[surplus != 0])
             part.mask &= mask
         nodes: list[Node] = []
-        written_at = self._catalog.write_time(put.state, put.keys, now)
+        written_at = write_time(self._catalog, put.state, put.keys, now)
         for first, end in runs_of(mask):
             frame = frame_of(put, required, first, end, kind=FrameKind.MAIN, written_at=written_at)
             if put.state.flat:
@@ -325,7 +327,7 @@ class Putting:
         surplus = part.data.slots[there]
         self._catalog.free_slots(surplus[surplus != 0])
         part.mask &= ~there
-        written_at = self._catalog.write_time(put.state, put.keys, now)
+        written_at = write_time(self._catalog, put.state, put.keys, now)
         for first, end in runs_of(part.mask):
             frame = frame_of(put, (index,), first, end, kind=FrameKind.SIDE, written_at=written_at)
             nodes.append(insert_loose(put, frame, index, now=now))

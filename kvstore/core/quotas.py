@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.api import U32Array
+from kvstore.core.farewells import dismiss
 from kvstore.core.frames import Frame
+from kvstore.core.sleepers import Sleeper
 from kvstore.types import HASH_BYTES, PAGE_BYTES, MissReason, Tier, round_up
 
 if TYPE_CHECKING:
@@ -114,6 +116,13 @@ class Quotas:
         """Let the frames of a class go that were touched longest ago, by segment; returns the bytes freed."""
         freed = 0
         for frame in self._oldest(name):
+            if isinstance(frame, Sleeper):
+                (gone,) = dismiss(self._catalog, [frame], MissReason.EVICTED)
+                self._catalog.graves.bury(gone.location, gone.namespace)
+                freed += gone.location.length_bytes
+                if freed >= size:
+                    break
+                continue
             location = frame.location
             if location is None or frame.holds or frame.loads:
                 continue
@@ -124,11 +133,17 @@ class Quotas:
                 break
         return freed
 
-    def _oldest(self, name: str) -> Iterator[Frame]:
+    def _oldest(self, name: str) -> Iterator[Frame | Sleeper]:
         mine = (s for s in self._catalog.segments if s.class_bytes.get(name))
         for segment in sorted(mine, key=lambda s: (s.last_touch, s.number)):
-            frames = [f for f in segment.frames if f.retention_class == name and f.nodes]
-            yield from sorted(frames, key=lambda f: max(node.since for node in f.nodes))
+            awake = [f for f in segment.frames if f.retention_class == name and f.nodes]
+            found: list[tuple[float, Frame | Sleeper]] = [
+                (max(node.since for node in frame.nodes), frame) for frame in awake
+            ]
+            found += self._catalog.sleepers.of_class(segment.number, name)
+            for _, frame in sorted(found, key=lambda pair: pair[0]):
+                if not isinstance(frame, Sleeper) or self._catalog.sleepers.is_here(frame):
+                    yield frame
 
     # A quota that was lowered
 

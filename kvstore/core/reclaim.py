@@ -10,6 +10,7 @@ from itertools import islice
 
 from kvstore.core.catalog import Catalog
 from kvstore.core.census import Census
+from kvstore.core.farewells import dismiss
 from kvstore.core.frames import Frame
 from kvstore.core.limits import Limits
 from kvstore.core.moves import Moves
@@ -86,6 +87,13 @@ class Reclaim:
         else:
             if segment.frames:
                 return
+            if segment.bed.lives(catalog.sleepers.names, catalog.retention, now).any():
+                catalog.graves.bury_all(catalog.segments.going)
+                self._going, segment.measured_at = None, None
+                catalog.segments.going = {}
+                return
+            gone = dismiss(catalog, catalog.sleepers.of_segment(segment.number), MissReason.EXPIRED)
+            catalog.segments.going.update((leaver.location, leaver.namespace) for leaver in gone)
             self._going = None
             namespaces = catalog.segments.going.values()
             catalog.graves.bury_segment(segment.number, namespaces, is_urgent=self._is_pressed())
@@ -113,15 +121,20 @@ class Reclaim:
         share, number = min(found)
         if share > (PRESSED_SHARE if self._is_pressed() else LIVING_SHARE):
             return
-        segment = self._catalog.segments.get(number)
+        catalog = self._catalog
+        segment = catalog.segments.get(number)
         assert segment is not None
         # Measured a while ago: what was touched since, or put again, may live.
         self._census.measure(segment, now)
         share = segment.living_bytes / max(sizes[number], segment.bytes)
-        if share <= LIVING_SHARE:
-            self._moves.begin(segment, reason="time")
-        elif share <= PRESSED_SHARE and self._is_pressed():
-            self._moves.begin(segment, reason="capacity")
+        if share > LIVING_SHARE and not (share <= PRESSED_SHARE and self._is_pressed()):
+            return
+        asleep = catalog.sleepers.living(segment.number, catalog.retention, now)
+        if asleep:
+            # What moves is awake, and moves at the next look.
+            catalog.plan.wake += catalog.sleepers.wanted(asleep)
+        else:
+            self._moves.begin(segment, reason="time" if share <= LIVING_SHARE else "capacity")
 
     def _is_pressed(self) -> bool:
         capacity = self._limits.ssd_capacity_bytes
@@ -138,5 +151,5 @@ class Reclaim:
             self._moves_due = monotonic + FAILED_SECONDS
         elif self._moves.is_done:
             self._moves.end()
-            if segment.frames and not segment.held():
+            if not segment.is_empty and not segment.held():
                 self._expired[segment] = None

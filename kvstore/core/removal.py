@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvstore.core.catalog import Catalog, NamespaceState
+from kvstore.core.farewells import dismiss
 from kvstore.core.frames import Frame, Node
 from kvstore.core.index import RunIndex
 from kvstore.types import HASH_BYTES, MissReason, key_at, key_count
@@ -30,6 +31,7 @@ class Removal:
         if keys is None:
             for node in list(state.nodes()):
                 self._tree(node, 0)
+            self._asleep()
         elif state.flat:
             self._loose(_split(keys), parts=None)
         else:
@@ -66,6 +68,15 @@ class Removal:
             self._count += self._catalog.drop(node, at, MissReason.DELETED, cascade=True)
             if self._state.runs.orphans:
                 waiting += [(orphan, 0) for orphan in self._state.runs.waiting_under(packed)]
+
+    def _asleep(self) -> None:
+        """Drop all that sleeps."""
+        catalog = self._catalog
+        for gone in dismiss(
+            catalog, list(catalog.sleepers.of_spaces([self._state.fingerprint])), MissReason.DELETED
+        ):
+            catalog.graves.bury(gone.location, gone.namespace)
+            self._count += sum(touch.count for touch, _ in gone.slices)
 
     def _loose(self, keys: Iterable[bytes], *, parts: list[int] | None) -> None:
         """Drop loose blocks, each with those that were put behind it in the same frame."""

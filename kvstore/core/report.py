@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from datetime import date, timedelta
+from itertools import chain
 from typing import Any
 
 from kvstore.api import ListAnswer, RunInfo, StatusSnapshot
 from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Node
+from kvstore.core.searching import Described
 from kvstore.errors import InvalidArgument
 from kvstore.retention import DAY
 from kvstore.tiers.base import FrameKind
 from kvstore.tiers.base import Tier as TierSeam
-from kvstore.types import PAGE_BYTES, BlockHash, Tier, split_keys
+from kvstore.types import HASH_BYTES, PAGE_BYTES, BlockHash, Tier, split_keys
 
 LIST_LIMIT_MAX = 1000
 WRITTEN_ROWS_MAX = 200
@@ -43,36 +46,58 @@ def run_info(catalog: Catalog, node: Node) -> RunInfo:
     )
 
 
-def list_runs(catalog: Catalog, state: NamespaceState, *, cursor: str, limit: int) -> ListAnswer:
-    """Return one page of runs in order of their head hashes; the cursor is the last place seen.
+def stand_ins(catalog: Catalog, described: Iterable[Described]) -> Iterator[Node]:
+    """Yield nodes for what sleeps, to be looked at."""
+    for sleeper, header in described:
+        yield from catalog.sleepers.described(sleeper, header)
+
+
+def list_runs(
+    catalog: Catalog, state: NamespaceState, described: Iterable[Described], *, cursor: str, limit: int
+) -> ListAnswer:
+    """Return one page of runs in order of their head hashes; the cursor is the last place seen. `described`
+    are the next frames asleep.
+
+    Errors: InvalidArgument on a cursor that is no hash or a limit out of range.
+    """
+    after = place_of(cursor, limit=limit)
+    there = chain(state.nodes(), stand_ins(catalog, described))
+    nodes = heapq.nsmallest(limit + 1, (node for node in there if _place(node) > after), key=_place)
+    page = nodes[:limit]
+    more = _place(page[-1]).hex() if len(nodes) > limit else ""
+    return ListAnswer(runs=tuple(run_info(catalog, node) for node in page), cursor=more)
+
+
+def place_of(cursor: str, *, limit: int) -> bytes:
+    """Return the place behind which a page begins.
 
     Errors: InvalidArgument on a cursor that is no hash or a limit out of range.
     """
     if not 1 <= limit <= LIST_LIMIT_MAX:
         raise InvalidArgument(f"list: limit must be 1..{LIST_LIMIT_MAX}, got {limit}")
     try:
-        after = bytes.fromhex(cursor)
+        return bytes.fromhex(cursor)
     except ValueError as error:
         raise InvalidArgument(f"list: cursor {cursor!r} did not come from a previous page") from error
-    nodes = heapq.nsmallest(limit + 1, (node for node in state.nodes() if _place(node) > after), key=_place)
-    page = nodes[:limit]
-    more = _place(page[-1]).hex() if len(nodes) > limit else ""
-    return ListAnswer(runs=tuple(run_info(catalog, node) for node in page), cursor=more)
 
 
 def _place(node: Node) -> bytes:
-    """The order of pages: side parts come behind the run that starts with the same block."""
+    """The order of pages: side parts come behind the run that starts with the same block, the slices of a
+    frame asleep, which is known by its first block, one after the other.
+    """
     frame = node.slices[0].frame
+    if not frame.nodes:
+        return frame.keys[:HASH_BYTES] + (0).to_bytes(2, "big") + node.slices[0].start.to_bytes(4, "big")
     side = frame.parts[0].index + 1 if frame.kind is FrameKind.SIDE else 0
     return node.head + side.to_bytes(2, "big")
 
 
 def find_runs(
-    catalog: Catalog, state: NamespaceState, *, hash_prefix: bytes, limit: int
+    catalog: Catalog, nodes: Iterable[Node], *, hash_prefix: bytes, limit: int
 ) -> tuple[RunInfo, ...]:
     """Return runs that contain a block whose hash starts with the given bytes."""
     found: list[RunInfo] = []
-    for node in state.nodes():
+    for node in nodes:
         if any(key.startswith(hash_prefix) for key in split_keys(node.keys)):
             found.append(run_info(catalog, node))
         if len(found) >= limit:

@@ -1,4 +1,6 @@
-"""SSD segments as the core sees them: which frames live in which, who holds them, which may go first."""
+"""SSD segments as the core sees them: which frames live in which, awake or asleep, who holds them, which may
+go first.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
+from kvstore.core.beds import Bed
 from kvstore.core.frames import Frame
 from kvstore.core.retention import Retention
 from kvstore.tiers.base import FrameLocation
@@ -17,13 +20,15 @@ MEASURES_MAX = 8
 
 
 class Segment:
-    """The living frames of one segment file and, per class, the latest touch of any of them.
+    """The living frames of one segment file and, per class, the latest touch of any of them. `frames` are
+    awake, those in the `bed` are not.
 
     `living_bytes` and `value` are as of `measured_at`; `touched_since` collects the touches that a measure in
     progress finds. Units: bytes of frames, headers included, and of living blocks, with their share of them.
     """
 
     __slots__ = (
+        "bed",
         "bytes",
         "class_bytes",
         "frames",
@@ -39,6 +44,7 @@ class Segment:
     def __init__(self, number: int) -> None:
         self.number = number
         self.frames: dict[Frame, None] = {}
+        self.bed = Bed()
         self.bytes = 0
         self.class_bytes: defaultdict[str, int] = defaultdict(int)
         self.last_touch = 0.0
@@ -57,6 +63,11 @@ class Segment:
             recent[retention_class] = since
         if since > self.last_touch:
             self.last_touch = since
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether no frame of it lives."""
+        return not self.frames and not self.bed.count
 
     def held(self) -> bool:
         """Say whether a lease or I/O holds one of its frames."""
@@ -83,18 +94,29 @@ class SegmentTable:
 
     def place(self, frame: Frame, location: FrameLocation) -> None:
         """Note that a frame is durable at `location`, and who holds it."""
-        segment = self._segments.get(location.segment)
-        if segment is None:
-            segment = self._segments[location.segment] = Segment(location.segment)
+        segment = self.at(location.segment)
         frame.location = location
         frame.uses = max(2, frame.uses)  # admitted once is admitted for good
         segment.frames[frame] = None
-        segment.bytes += location.length_bytes
-        self.used_bytes += location.length_bytes
-        for count in (segment.class_bytes, self.class_bytes):
-            count[frame.retention_class] += location.length_bytes
+        self.weigh(segment, frame.retention_class, location.length_bytes)
         for node in frame.nodes:
             self.touch(frame, node.retention_class, node.since)
+
+    def at(self, number: int) -> Segment:
+        """Return a segment, empty when nothing of it was known."""
+        segment = self._segments.get(number)
+        if segment is None:
+            segment = self._segments[number] = Segment(number)
+        return segment
+
+    def weigh(self, segment: Segment, name: str, amount: int) -> None:
+        """Count bytes that came to a segment, written for a class, or that left it."""
+        segment.bytes += amount
+        self.used_bytes += amount
+        segment.class_bytes[name] += amount
+        self.class_bytes[name] += amount
+        if segment.is_empty:
+            self._segments.pop(segment.number, None)
 
     def touch(self, frame: Frame, retention_class: str, since: float) -> None:
         """Note that a class holds a frame since a wall time."""
@@ -119,13 +141,8 @@ class SegmentTable:
             return None
         segment = self._segments[location.segment]
         del segment.frames[frame]
-        segment.bytes -= location.length_bytes
-        self.used_bytes -= location.length_bytes
-        for count in (segment.class_bytes, self.class_bytes):
-            count[frame.retention_class] -= location.length_bytes
+        self.weigh(segment, frame.retention_class, -location.length_bytes)
         frame.location = None
-        if not segment.frames:
-            del self._segments[segment.number]
         return location
 
     def victim(self, *, among: Mapping[int, int], measure: Callable[[Segment], None]) -> Segment | None:

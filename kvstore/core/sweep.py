@@ -23,8 +23,8 @@ def no_pause() -> None:
 def sweep(
     lock: AbstractContextManager[object], catalog: Catalog, visit: Callable[[Node], None], *, pause: Pause
 ) -> None:
-    """Visit every run, a batch under the lock at a time. Traffic between the batches goes on, so a run may be
-    missed or change under way: good enough for a count.
+    """Visit every run, a batch under the lock at a time; of a frame asleep each slice, as a run without keys.
+    Traffic between the batches goes on, so a run may be missed or change under way: good enough for a count.
 
     Threads: `pause` is called between batches without the lock, to let others have the interpreter.
     """
@@ -35,6 +35,13 @@ def sweep(
             for node in nodes[start : start + BATCH_NODES]:
                 if node.count:
                     visit(node)
+        pause()
+    with lock:
+        asleep = list(catalog.sleepers.of_spaces(catalog.namespaces.keys()))
+    for start in range(0, len(asleep), BATCH_NODES):
+        with lock:
+            for node in catalog.sleepers.stand_ins(asleep[start : start + BATCH_NODES]):
+                visit(node)
         pause()
 
 

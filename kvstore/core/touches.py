@@ -38,19 +38,13 @@ def held_slices(retention: Retention, frame: Frame, *, is_whole: bool) -> tuple[
         if piece.frame is frame
     ]
     pieces.sort(key=lambda piece: piece.first)
-    return _few(retention, filled(pieces, frame.count, frame.retention_class, frame.written_at))
+    return few(retention, filled(pieces, frame.count, frame.retention_class, frame.written_at))
 
 
-def recovered_slices(header: FrameHeader, touches: Iterable[SliceTouch], *, now: float) -> list[SliceTouch]:
-    """Return who holds the blocks of a frame found on disk, from the first to the last.
-
-    A touch from the future (a clock that was set back) counts as one of now.
-    """
+def recovered_slices(header: FrameHeader, touches: Iterable[SliceTouch]) -> list[SliceTouch]:
+    """Return who holds the blocks of a frame found on disk, from the first to the last."""
     since = header.touched_at or header.written_at
-    return [
-        replace(touch, touched_at=min(touch.touched_at, now))
-        for touch in filled(touches, key_count(header.keys), header.retention_class, since)
-    ]
+    return filled(touches, key_count(header.keys), header.retention_class, since)
 
 
 def filled(pieces: Iterable[SliceTouch], count: int, retention_class: str, since: float) -> list[SliceTouch]:
@@ -77,7 +71,7 @@ def _append(found: list[SliceTouch], piece: SliceTouch) -> None:
         found.append(piece)
 
 
-def _few(retention: Retention, slices: list[SliceTouch]) -> tuple[SliceTouch, ...]:
+def few(retention: Retention, slices: list[SliceTouch]) -> tuple[SliceTouch, ...]:
     """Merge neighbours until they are few; the one that ends first speaks for both: a block may be forgotten
     early after a restart, never kept too long. What costs the least life is merged first.
     """

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import xxhash
 
 from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Frame, PartSlots
+from kvstore.core.sleepers import Sleeper
 from kvstore.tiers.base import FrameRead, ReadResult, Tier
 from kvstore.types import HASH_BYTES, Fingerprint, MissReason, key_at
 from kvstore.types import Tier as TierName
@@ -20,6 +22,7 @@ from kvstore.types import Tier as TierName
 Decision = Callable[[], AbstractContextManager[None]]
 CHUNK_BYTES = 1 << 20
 READ_SECONDS_MAX = 60.0
+WAKE_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,19 @@ def verify(
     ssd: Tier | None,
     decision: Decision,
     namespace: Fingerprint | None,
+    *,
+    wake: Callable[[list[Sleeper]], None],
 ) -> Iterator[VerifyStep]:
-    """Check all blocks that are there when it starts; bad ones are dropped, so that they cannot be served."""
+    """Check all blocks that are there when it starts; bad ones are dropped, so that they cannot be served.
+    `wake` wakes frames.
+    """
     with decision():
         frames = _frames(catalog, namespace)
-        total = sum(_copies(frame) for frame in frames)
+        spaces = [namespace] if namespace else list(catalog.namespaces)
+        asleep = list(catalog.sleepers.of_spaces(spaces))
+        total = sum(map(_copies, frames)) + sum(map(catalog.sleepers.blocks, asleep))
     done = done_bytes = 0
-    for frame in frames:
+    for frame in chain(frames, _woken(catalog, decision, asleep, wake)):
         for blocks, faults in _check(catalog, ssd, decision, frame):
             done += blocks
             done_bytes += blocks * frame.block_stride_bytes
@@ -66,6 +75,21 @@ def _frames(catalog: Catalog, namespace: Fingerprint | None) -> list[Frame]:
     return list(
         {id(p.frame): p.frame for state in states for node in state.nodes() for p in node.slices}.values()
     )
+
+
+def _woken(
+    catalog: Catalog, decision: Decision, asleep: list[Sleeper], wake: Callable[[list[Sleeper]], None]
+) -> Iterator[Frame]:
+    for start in range(0, len(asleep), WAKE_AT_ONCE):
+        some = asleep[start : start + WAKE_AT_ONCE]
+        with decision():
+            here = filter(catalog.sleepers.is_here, some)
+            places = {catalog.sleepers.location(sleeper) for sleeper in here}
+        wake(some)
+        with decision():
+            segments = filter(None, map(catalog.segments.get, {place.segment for place in places}))
+            frames = [frame for segment in segments for frame in segment.frames if frame.location in places]
+        yield from frames
 
 
 def _copies(frame: Frame) -> int:

@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 from kvstore.clock import Clock
+from kvstore.core.alarm import Alarm
 from kvstore.core.asked import AskedFor
+from kvstore.core.bedtime import Bedtime
 from kvstore.core.catalog import Catalog
 from kvstore.core.census import Census
 from kvstore.core.eviction import EvictionPolicy, ExactLru
+from kvstore.core.farewells import remember
 from kvstore.core.graves import Grave
 from kvstore.core.housekeeping import Housekeeping
 from kvstore.core.leases import LeaseTable
@@ -29,14 +33,17 @@ from kvstore.core.pumps import CopyPump, ReadPump, WritePump
 from kvstore.core.putting import Putting
 from kvstore.core.reclaim import Reclaim
 from kvstore.core.retention import Retention, SteadyWall
+from kvstore.core.searching import Search
+from kvstore.core.sleepers import RunsAsleep
 from kvstore.core.touches import touch_notes
 from kvstore.core.writeback import WriteBack
 from kvstore.errors import InvalidArgument, ShuttingDown
 from kvstore.events import Events
 from kvstore.retention import SHIPPED_CLASSES, ClassTable, RetentionClass
-from kvstore.tiers.base import HostMemory, Tier, TouchNote
+from kvstore.tiers.base import HostMemory, RecoveredFrame, Tier, TouchNote
 from kvstore.types import key_count
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -78,20 +85,17 @@ class Wiring:
             events=events,
             plan=self._plan,
         )
+        self._alarm = Alarm(self._catalog, ssd, clock, self._decision)
+        self._search = Search(self._catalog, ssd, self._lock)
         self._matcher = Matcher(self._catalog, self._limits)
         self._loads = Loads(self._catalog, self._limits)
         self._asked = asked = AskedFor(self._catalog)
         self._leases = LeaseTable(self._catalog, self._loads, self._limits, asked, new_number=new_number)
         self._prefetches = PrefetchTable(self._loads, self._limits, new_number=new_number)
-        census = Census(self._retention, self._catalog.segments, self._catalog.partial)
+        census = Census(self._catalog)
         self._writeback = WriteBack(self._catalog, self._limits, ssd, census)
-        self._putting = Putting(
-            self._catalog,
-            self._writeback,
-            self._limits,
-            new_number=new_number,
-            client_alive=client_alive,
-        )
+        puts = (self._catalog, self._writeback, self._limits)
+        self._putting = Putting(*puts, new_number=new_number, client_alive=client_alive)
         self._reads = ReadPump(ssd, self._loads, self._decision)
         self._writes = WritePump(ssd, self._writeback, self._loads, self._decision)
         self._moves = Moves(self._catalog, self._limits)
@@ -105,6 +109,7 @@ class Wiring:
             self._writeback,
             self._loads,
             reclaim,
+            Bedtime(self._catalog, self._limits),
         )
         self._draining = False
 
@@ -139,16 +144,34 @@ class Wiring:
         if self._ssd is not None:
             if notes:
                 self._ssd.annotate(notes)
-            if plan.unlink:
-                unlinked = self._ssd.unlink(plan.unlink, is_urgent=plan.is_urgent)
-                unlinked.add_done_callback(partial(self._unlinked, plan.unlink))
-            if plan.delete or plan.barriers:
-                graves: list[Grave] = [*plan.delete, *plan.barriers]
-                self._ssd.delete(plan.delete).add_done_callback(partial(self._buried, graves))
+            if plan.farewells:
+                places = [farewell.location for farewell in plan.farewells]
+                self._ssd.headers(places).add_done_callback(partial(self._dismissed, plan))
+            else:
+                self._delete(self._ssd, plan)
+            if plan.wake:
+                self._alarm.wake(plan.wake, b"", lambda: None)
         elif plan.barriers:
             with self._decision():
                 self._catalog.graves.confirmed(plan.barriers)
         self._send_news()
+
+    def _delete(self, ssd: Tier, plan: Plan) -> None:
+        if plan.unlink:
+            unlinked = ssd.unlink(plan.unlink, is_urgent=plan.is_urgent)
+            unlinked.add_done_callback(partial(self._unlinked, plan.unlink))
+        if plan.delete or plan.barriers:
+            graves: list[Grave] = [*plan.delete, *plan.barriers]
+            ssd.delete(plan.delete).add_done_callback(partial(self._buried, graves))
+
+    def _dismissed(self, plan: Plan, headers: Future[list[RecoveredFrame | None]]) -> None:
+        """Tell the ledger what left asleep, a frame under the lock at a time, and only then delete it."""
+        items: list[RecoveredFrame | None] = [] if headers.exception() is not None else headers.result()
+        for farewell, item in zip(plan.farewells, items, strict=False):
+            with self._lock:
+                remember(self._catalog, farewell, item)
+        assert self._ssd is not None
+        self._delete(self._ssd, plan)
 
     def _send_news(self) -> None:
         """Send news in the order of the decisions, one thread at a time: an end that overtakes the extents
@@ -183,6 +206,16 @@ class Wiring:
             self._catalog.graves.confirmed(graves)
         else:
             self._catalog.graves.refused(graves)
+
+    def _when_awake(self, decide: Callable[[], T]) -> T:
+        """Decide; where that needs frames that sleep, wake them and decide again. Each round wakes some, or
+        gives up on some for a while.
+        """
+        while True:
+            try:
+                return decide()
+            except RunsAsleep as asleep:
+                self._alarm.wait(asleep)
 
     def _admit(self) -> None:
         if self._draining:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from kvstore.core.catalog import Catalog
 from kvstore.core.census import Census
+from kvstore.core.farewells import dismiss
 from kvstore.core.frames import Frame, Node
 from kvstore.core.index import RunIndex
 from kvstore.core.limits import Limits
 from kvstore.core.plan import Plan
 from kvstore.retention import RetentionClass
-from kvstore.tiers.base import FrameHeader, FrameWrite, PartImage, Tier, WriteResult
+from kvstore.tiers.base import FrameHeader, FrameWrite, Loss, PartImage, Tier, WriteResult
 from kvstore.types import HASH_BYTES, Admission, Fingerprint, MissReason
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class WriteBack:
         self._progress_at = 0.0
         self._leaving: dict[int, int] = {}
         self._refused: dict[Frame, None] = {}
+        self._losses: list[Loss] = []
+        """Of frames that have to wake first."""
 
     def reaches(self, retention_class: str) -> bool:
         """Say whether there is an SSD for what a class holds."""
@@ -245,21 +248,39 @@ class WriteBack:
                 self._catalog.tell_waiters(frame, durable=False)
 
     def take_losses(self) -> None:
-        """What the tier found bad leaves it; what host memory still holds is written again."""
-        for loss in self._tier.losses() if self._tier is not None else ():
-            segment = self._catalog.segments.get(loss.segment)
-            if segment is None:
+        """What the tier found bad leaves it; what host memory still holds is written again. A frame asleep is
+        woken first: its blocks before the bad one stay.
+        """
+        catalog = self._catalog
+        losses = [*self._losses, *(self._tier.losses() if self._tier is not None else ())]
+        self._losses = []
+        for loss in losses:
+            segment = catalog.segments.get(loss.segment)
+            if segment is None or self._waits(loss):
                 continue
             end = loss.offset + loss.length_bytes
             lost = [f for f in segment.frames if f.location and loss.offset <= f.location.offset < end]
             if not loss.length_bytes:
                 lost = list(segment.frames)
-                self._catalog.release_segment(segment, MissReason.CORRUPT)
+                catalog.release_segment(segment, MissReason.CORRUPT)
             for frame in lost:
                 if frame.location is not None:
-                    self._catalog.lost_on_ssd(frame, loss.block)
+                    catalog.lost_on_ssd(frame, loss.block)
                 if frame.nodes and not frame.dead and frame.location is None:
                     self.enqueue(frame.nodes[0])
+
+    def _waits(self, loss: Loss) -> bool:
+        """Say whether a loss has to wait for frames to wake; those that cannot leave as a whole."""
+        catalog = self._catalog
+        asleep = catalog.sleepers.within(loss.segment, loss.offset, loss.length_bytes)
+        wanted = catalog.sleepers.wanted(asleep)
+        if wanted:
+            catalog.plan.wake += wanted
+            self._losses.append(loss)
+            return True
+        for gone in dismiss(catalog, asleep, MissReason.CORRUPT):
+            catalog.graves.bury(gone.location, gone.namespace)
+        return False
 
     @property
     def queued_bytes(self) -> int:

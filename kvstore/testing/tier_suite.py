@@ -19,6 +19,7 @@ from kvstore.tiers.base import (
     SliceTouch,
     Tier,
     TouchNote,
+    marks_of,
 )
 from kvstore.types import HASH_BYTES, PAGE_BYTES, MissReason, key_count
 
@@ -265,6 +266,7 @@ def frames_of_table(tier: Tier, table: FrameTable) -> list[RecoveredFrame]:
         assert (shape.namespace, shape.kind, shape.parts) == (header.namespace, header.kind, header.parts)
         assert (shape.retention_class, shape.provenance) == (header.retention_class, header.provenance)
         assert table.touches.get(number, ()) == frame.touches
+    assert table.marks.tolist() == marks_of(b"".join(frame.header.keys for frame in frames)).tolist()
     return frames
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
-from kvstore.types import BlockHash, Fingerprint, MissReason
+from kvstore.types import HASH_BYTES, BlockHash, Fingerprint, MissReason
 
 SLICES_MAX = 8
 BLOCKS_MAX = (1 << 32) - 1
@@ -190,17 +190,24 @@ them (little-endian), how many blocks it has, and the number of its shape.
 """
 
 
+def marks_of(keys: bytes) -> npt.NDArray[np.uint32]:
+    """Return bytes 8..12 of packed hashes, little-endian. Shapes: u32[n]."""
+    marks: npt.NDArray[np.uint32] = np.frombuffer(keys, "<u4")[2 :: HASH_BYTES // 4]
+    return marks
+
+
 @dataclass(frozen=True, slots=True)
 class FrameTable:
     """All frames of a segment, without their keys: `Tier.headers` reads those of single frames.
 
-    `touches` are the last known ones by row, cut to the frame's blocks. Shapes: rows FRAME_ROW[n], in write
-    order.
+    `touches` are the last known ones by row, cut to the frame's blocks; `marks`, of all blocks of all rows,
+    tell which frames may hold a block. Shapes: rows FRAME_ROW[n], in write order; marks u32[blocks].
     """
 
     segment: int
     shapes: tuple[FrameShape, ...]
     rows: npt.NDArray[np.void]
+    marks: npt.NDArray[np.uint32]
     touches: Mapping[int, tuple[SliceTouch, ...]]
 
 

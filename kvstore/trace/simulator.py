@@ -122,7 +122,9 @@ class Simulator:
             clock=self._clock,
             events=Events(),
             classes=table,
-            limits=Limits(keys_max=IDS_MAX, ledger_entries=1 << 12, ssd_capacity_bytes=ssd_bytes),
+            limits=Limits(
+                keys_max=IDS_MAX, ledger_entries=1 << 12, ssd_capacity_bytes=ssd_bytes, sleep_seconds=math.inf
+            ),
             policy=Watched(ExactLru() if policy is None else policy, self._residency),
             new_number=itertools.count(1).__next__,
         )

@@ -27,6 +27,7 @@ from kvstore.retention import DAY, HOUR, RetentionClass
 from kvstore.tiers.ssd import SsdTier
 from kvstore.types import HASH_BYTES, MatchMode, split_keys
 from tests.crash.test_ssd_crash import WAIT_SECONDS, abandon
+from tests.support.asleep import all_nodes
 from tests.support.crash_fs import Crashed, CrashFileSystem
 from tests.support.driver import check_extents, namespace, put
 from tests.support.integrity import check_integrity
@@ -140,7 +141,6 @@ class TenDays:
             segment_bytes_max=SEGMENT_BYTES,
             index_bytes_max=256 << 20,
             seed=self._seed * 1000 + self._boots,
-            tables=False,
         )
         self._ladder = Ladder(
             host=PrivateMemory(1024),
@@ -210,6 +210,8 @@ class TenDays:
             pause.wait(0.001)
         try:
             if not self._fs.is_down:
+                # What leaves asleep is deleted once its header has been read.
+                self._tier.headers([]).result(WAIT_SECONDS)
                 self._tier.sync_index().result(WAIT_SECONDS)
         except TierUnavailable:
             if not self._fs.is_down:
@@ -221,7 +223,7 @@ class TenDays:
         state = self._ladder.catalog.namespaces[self._space.fingerprint]
         return {
             key
-            for node in state.nodes()
+            for node in all_nodes(self._ladder, state)
             for piece in node.slices
             if piece.frame.location is not None
             for key in split_keys(piece.keys)

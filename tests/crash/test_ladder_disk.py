@@ -35,7 +35,7 @@ class Node:
         self.directory = directory
         self.fs = fs or FaultFileSystem()
         self.clock, self.events = ManualClock(), Events()
-        self.tier = open_ssd(directory, fs=self.fs, clock=self.clock, events=self.events, tables=False)
+        self.tier = open_ssd(directory, fs=self.fs, clock=self.clock, events=self.events)
         numbers = count(1)
         self.ladder = Ladder(
             host=PrivateMemory(2048),
@@ -100,10 +100,10 @@ class Node:
         return dict(self.ladder.status().tiers[1])
 
     def places(self) -> list[FrameLocation]:
-        return sorted(
-            (f.location for s in self.ladder._catalog.segments for f in s.frames if f.location is not None),
-            key=lambda place: (place.segment, place.offset),
-        )
+        catalog = self.ladder._catalog
+        awake = [f.location for s in catalog.segments for f in s.frames if f.location is not None]
+        asleep = map(catalog.sleepers.location, catalog.sleepers.of_spaces(catalog.namespaces.keys()))
+        return sorted([*awake, *asleep], key=lambda place: (place.segment, place.offset))
 
     def close(self) -> None:
         self.fs.heal()
@@ -245,8 +245,12 @@ def test_what_a_scrub_finds_bad_leaves_or_is_written_again(tmp_path: Path) -> No
         node.fs.flip(path, place.offset + place.header_bytes + 3 * stride + 17)
     assert node.tier._running is not None
     assert node.tier._running.scrubber.scrub_pass() == 1
-    node.later(1.1)
-    until(lambda: node.places() != places)
+
+    def is_done() -> bool:
+        node.later(1.1)  # a frame asleep has to wake first
+        return node.places() != places
+
+    until(is_done)
     until(lambda: not node.ladder.gauges()["kvstore_write_queue_bytes"])
     assert node.fetched(first) == (3, MissReason.CORRUPT)
     node = node.reopened()

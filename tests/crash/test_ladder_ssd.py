@@ -28,7 +28,7 @@ PUTS = 6
 
 
 def opened(directory: Path, fs: CrashFileSystem, *, boot: int) -> tuple[Ladder, SsdTier]:
-    tier = small_ssd(directory, fs, seed=boot, tables=False)
+    tier = small_ssd(directory, fs, seed=boot)
     numbers = count(1)
     ladder = Ladder(
         host=PrivateMemory(2048),

@@ -27,6 +27,7 @@ from kvstore.types import (
 )
 from tests.property.promises import Held
 from tests.property.world import SESSIONS, World, Writer
+from tests.support.asleep import wake
 from tests.support.driver import check_extents, fill
 from tests.support.model import ModelPart, ModelPut
 
@@ -166,6 +167,12 @@ def new_put(world: World, rng: random.Random, space: int, *, put_id: bytes) -> M
     keys = split_keys(chain(world, rng, space))
     skip = rng.randrange(len(keys)) if rng.random() < 0.4 else 0
     parent = keys[skip - 1] if skip else bytes(world.roots[space])
+    if skip:
+        # A put renews what is awake of that which it follows: an engine that appends has matched before.
+        wake(world.ladder, world.prints[space], keys[:skip])
+        world.ladder.match(
+            MatchRequest(namespace=world.prints[space], keys=b"".join(keys[:skip]), mode=MatchMode.PROBE)
+        )
     provenance = rng.choice([0, 0, 0, 0, 640])
     deadline = world.clock.monotonic() + RESERVATION_SECONDS
     return ModelPut(put_id, parent, keys[skip:], some_class(world, rng), provenance, deadline)

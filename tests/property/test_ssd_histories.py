@@ -48,7 +48,6 @@ class SsdWorld(World):
             segment_bytes_max=SEGMENT_BYTES,
             seed=self.boots,
             keys=self.keys,
-            tables=False,
         )
         delete = self.ssd.delete
 

@@ -12,7 +12,6 @@ from kvstore.api import CommitAnswer, Extent
 from kvstore.clock import ManualClock
 from kvstore.core.eviction import EvictionPolicy, ExactLru, S3Fifo
 from kvstore.core.eviction_density import HitDensity
-from kvstore.core.frames import Slice
 from kvstore.core.ladder import Ladder
 from kvstore.core.limits import Limits
 from kvstore.events import Events
@@ -20,7 +19,9 @@ from kvstore.namespace import Namespace
 from kvstore.retention import SHIPPED_CLASSES, RetentionClass
 from kvstore.tiers.base import FrameKind, Tier
 from kvstore.types import Addressing, MissReason, PutOutcome, split_keys
+from tests.property.departures import Departures
 from tests.property.promises import Held
+from tests.support.asleep import all_nodes
 from tests.support.driver import namespace
 from tests.support.faulty import FaultyTier
 from tests.support.integrity import check_integrity
@@ -56,6 +57,7 @@ class Setting:
     faults: bool = True
     spaces: int = 2
     longest_pause: float = 1e6
+    sleep_seconds: float = 61.0
 
     @property
     def is_roomy(self) -> bool:
@@ -106,7 +108,6 @@ class World:
         self.prints = [space.fingerprint for space in self.spaces]
         self.roots = [hashing.chain_root(fingerprint) for fingerprint in self.prints]
         self.models = [ModelStore(s, r, self.classes) for s, r in zip(self.spaces, self.roots, strict=True)]
-        self.gone: list[tuple[Slice, MissReason]] = []
         self.steps = 0
         self.table_changes = 0
         self.clock_jumps = 0
@@ -155,6 +156,7 @@ class World:
             policy=POLICIES[setting.policy](),
             limits=Limits(
                 ssd_capacity_bytes=setting.capacity,
+                sleep_seconds=setting.sleep_seconds,
                 load_bytes=setting.load_bytes,
                 loads_in_flight_max=setting.loads_in_flight,
                 write_queue_bytes_max=setting.queue_bytes,
@@ -163,19 +165,7 @@ class World:
         self.ladder.recover()
         for space, root in zip(self.spaces, self.roots, strict=True):
             self.ladder.open(space, root=root)
-        self._watch_departures()
-
-    def _watch_departures(self) -> None:
-        catalog: Any = self.ladder._catalog
-        leave: Callable[[Slice, MissReason], None] = catalog._leave
-
-        def spy(piece: Slice, reason: MissReason) -> None:
-            self.gone.append((Slice(piece.frame, piece.start, piece.count), reason))
-            self.keys_gone.append(piece.keys)
-            leave(piece, reason)
-
-        self.keys_gone: list[bytes] = []
-        catalog._leave = spy
+        self.departures = Departures(self.ladder)
 
     def reopen(self, *, classes: tuple[RetentionClass, ...]) -> None:
         """Take over what the store found on its disk: not more than there was, and all that was promised."""
@@ -216,7 +206,7 @@ class World:
         state = self.ladder._catalog.namespaces[model.fingerprint]
         blocks: dict[bytes, Cell] = {}
         sides: dict[tuple[int, bytes], Cell] = {}
-        for node in state.nodes():
+        for node in all_nodes(self.ladder, state):
             together = Cell(node.retention_class, node.since, node.slices[0].frame.provenance)
             before = bytes(node.parent_hash)
             for piece in node.slices:
@@ -302,11 +292,10 @@ class World:
 
     def keys_that_left(self, space: int, reason: MissReason) -> set[bytes]:
         """What left since the oracle last followed."""
-        found = zip(self.gone, self.keys_gone, strict=True)
         mine = self.prints[space]
         return {
             key
-            for (piece, why), packed in found
+            for piece, why, packed in self.departures.heard()
             if why is reason and piece.frame.fingerprint == mine
             for key in split_keys(packed)
         }
@@ -316,7 +305,7 @@ class World:
         state = self.ladder._catalog.namespaces[self.prints[space]]
         return {
             key
-            for node in state.nodes()
+            for node in all_nodes(self.ladder, state)
             for piece in node.slices
             if piece.frame.location is not None and piece.frame.kind is FrameKind.MAIN
             for key in split_keys(piece.keys)
@@ -362,10 +351,8 @@ class World:
                     self._check_durable(model)
 
     def _departures(self) -> None:
-        gone, keys = self.gone, self.keys_gone
-        self.gone, self.keys_gone = [], []
         now = self.now
-        for (piece, reason), packed in zip(gone, keys, strict=True):
+        for piece, reason, packed in self.departures.take():
             frame = piece.frame
             index = self.prints.index(frame.fingerprint)
             side = frame.parts[0].index if frame.kind is FrameKind.SIDE else None
@@ -380,6 +367,7 @@ class World:
 
     def check(self) -> None:
         """Compare everything with everything."""
+        self.departures.settle()
         with self.ladder._lock:
             check_integrity(self.ladder)
             for model in self.models:
@@ -406,7 +394,7 @@ class World:
     def _check_durable(self, model: ModelStore) -> None:
         """What was acknowledged stays on SSD, unless it had to leave there."""
         state = self.ladder._catalog.namespaces[model.fingerprint]
-        for node in state.nodes():
+        for node in all_nodes(self.ladder, state):
             for piece in node.slices:
                 if piece.frame.location is None and piece.frame.kind is FrameKind.MAIN:
                     for key in split_keys(piece.keys):

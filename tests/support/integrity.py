@@ -24,6 +24,7 @@ def check_integrity(ladder: Ladder) -> None:
     _check_slots(ladder, frames)
     _check_segments(ladder, frames)
     _check_quotas(ladder)
+    _check_sleepers(ladder)
 
 
 def _check_tree(state: NamespaceState) -> None:
@@ -106,6 +107,28 @@ def _check_segments(ladder: Ladder, frames: dict[int, Frame]) -> None:
     assert table.used_bytes == sum(segment.bytes for segment in table)
 
 
+def _check_sleepers(ladder: Ladder) -> None:
+    """Every frame asleep is found by its first and last key, lies where no frame awake does, and its blocks
+    are held by slices without gaps.
+    """
+    sleepers = ladder._catalog.sleepers
+    count = 0
+    for segment in ladder._catalog.segments:
+        awake = {frame.location for frame in segment.frames}
+        for sleeper in sleepers.of_segment(segment.number):
+            count += 1
+            row, space = segment.bed.rows[sleeper.row], sleepers.shape(sleeper).namespace
+            assert sleepers.location(sleeper) not in awake
+            assert sleeper in sleepers.beginning_with(space, int(row["head"]).to_bytes(8, "little"))
+            assert sleeper in sleepers.ending_with(space, int(row["tail"]).to_bytes(8, "little"))
+            end = 0
+            for touch in sleepers.held(sleeper):
+                assert touch.first == end
+                end += touch.count
+            assert end == sleepers.blocks(sleeper)
+    assert count == sleepers.count
+
+
 def _check_quotas(ladder: Ladder) -> None:
     catalog = ladder._catalog
     assert sum(catalog.quotas.host_pages.values()) == catalog.slabs.used_pages
@@ -115,4 +138,7 @@ def _check_quotas(ladder: Ladder) -> None:
         for frame in segment.frames:
             assert frame.location is not None
             classes[frame.retention_class] += frame.location.length_bytes
+        for sleeper in catalog.sleepers.of_segment(segment.number):
+            location = catalog.sleepers.location(sleeper)
+            classes[catalog.sleepers.shape(sleeper).retention_class] += location.length_bytes
     assert classes == +Counter(catalog.segments.class_bytes)

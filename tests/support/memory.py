@@ -31,6 +31,7 @@ from kvstore.tiers.base import (
     TouchNote,
     WriteResult,
     WrittenBytes,
+    marks_of,
 )
 from kvstore.types import DIGEST_BYTES, HASH_BYTES, PAGE_BYTES, Fingerprint, MissReason, key_count
 
@@ -199,7 +200,10 @@ class DictTier:
                 yield _table(number, sorted(frames, key=lambda frame: frame.location.offset))
 
     def headers(self, frames: Sequence[FrameLocation]) -> Future[list[RecoveredFrame | None]]:
-        return self._submit(self._headers, tuple(frames))
+        # At once, also in manual mode: whoever decides waits for it.
+        future: Future[list[RecoveredFrame | None]] = Future()
+        future.set_result(self._headers(frames))
+        return future
 
     def _headers(self, frames: Sequence[FrameLocation]) -> list[RecoveredFrame | None]:
         stored = [self.disk.frames.get((frame.segment, frame.offset)) for frame in frames]
@@ -260,4 +264,5 @@ def _table(number: int, frames: Sequence[RecoveredFrame]) -> FrameTable:
         elif header.touched_at:
             # A table has no place for it: the tier tells it as a touch.
             touches[index] = (SliceTouch(0, key_count(header.keys), name, header.touched_at),)
-    return FrameTable(number, tuple(shapes), np.array(rows, FRAME_ROW), touches)
+    marks = marks_of(b"".join(frame.header.keys for frame in frames))
+    return FrameTable(number, tuple(shapes), np.array(rows, FRAME_ROW), marks, touches)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvstore.tiers.base import FRAME_ROW, FrameKind
+from kvstore.tiers.base import FRAME_ROW, FrameKind, marks_of
 from kvstore.tiers.ssd.index_rows import FrameRow, SegmentRow, text_of
 from kvstore.types import HASH_BYTES, Fingerprint
 
@@ -40,14 +40,16 @@ class TableShape(NamedTuple):
 
 
 class StoredTable(NamedTuple):
-    """The frames of a segment as the index keeps them. Shapes: rows FRAME_ROW[n]."""
+    """The frames of a segment as the index keeps them. Shapes: rows FRAME_ROW[n], marks u32[blocks]."""
 
     shapes: tuple[TableShape, ...]
     rows: npt.NDArray[np.void]
+    marks: npt.NDArray[np.uint32]
 
 
 def pack_table(number: int, identity: bytes, rows: Iterable[FrameRow]) -> bytes:
     """Return the table of a segment that has exactly these rows, in write order."""
+    rows = list(rows)
     shapes: dict[TableShape, int] = {}
     packed = [
         _ROW.pack(
@@ -63,8 +65,9 @@ def pack_table(number: int, identity: bytes, rows: Iterable[FrameRow]) -> bytes:
         )
         for row in rows
     ]
-    head = _HEAD.pack(TABLE_VERSION, 0, len(shapes), identity, len(packed), 0)
-    body = b"".join((head, *packed, *map(_pack_shape, shapes)))
+    marks = marks_of(b"".join(row.keys for row in rows))
+    head = _HEAD.pack(TABLE_VERSION, 0, len(shapes), identity, len(packed), len(marks))
+    body = b"".join((head, *packed, marks.tobytes(), *map(_pack_shape, shapes)))
     return body + xxhash.xxh3_64_digest(body, seed=number)
 
 
@@ -91,11 +94,13 @@ def unpack_table(number: int, value: bytes | None, *, row: SegmentRow | None) ->
         return None
     if xxhash.xxh3_64_digest(memoryview(value)[:-_CHECK_BYTES], seed=number) != value[-_CHECK_BYTES:]:
         return None
-    version, _, shape_count, identity, count, _ = _HEAD.unpack_from(value)
+    version, _, shape_count, identity, count, blocks = _HEAD.unpack_from(value)
     if version != TABLE_VERSION or identity != row.identity or count != row.frames:
         return None
     rows = np.frombuffer(value, FRAME_ROW, count, _HEAD.size)
     at = _HEAD.size + count * FRAME_ROW.itemsize
+    marks = np.frombuffer(value, "<u4", blocks, at)
+    at += marks.nbytes
     shapes = []
     for _ in range(shape_count):
         kind, _, part_count, namespace, name, provenance, key_id, check = _SHAPE.unpack_from(value, at)
@@ -104,4 +109,4 @@ def unpack_table(number: int, value: bytes | None, *, row: SegmentRow | None) ->
         shapes.append(
             TableShape(Fingerprint(namespace), _KINDS[kind], parts, text_of(name), provenance, key_id, check)
         )
-    return StoredTable(tuple(shapes), rows)
+    return StoredTable(tuple(shapes), rows, marks)

@@ -11,7 +11,6 @@ from contextlib import suppress
 from kvstore.layout import Part
 from kvstore.namespace import Namespace
 from kvstore.tiers.base import FrameHeader, FrameLocation, RecoveredFrame
-from kvstore.tiers.ssd.crypto_keys import KeyRing, KeyState, find_key
 from kvstore.tiers.ssd.format import FormatError, StoredPart
 from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.index import INDEX_ERRORS, Index, Seen, is_damage
@@ -41,14 +40,13 @@ class HeaderReader:
         table: SegmentTable,
         index: Index,
         health: Health,
-        keys: KeyRing | None,
         namespaces: dict[Fingerprint, Namespace],
         is_buried: Callable[[FrameLocation], bool],
         on_unreadable: Callable[[int], None],
         distrust: Callable[[], object],
     ) -> None:
         self._scanner, self._distrust = scanner, distrust
-        self._table, self._index, self._health, self._keys = table, index, health, keys
+        self._table, self._index, self._health = table, index, health
         self._namespaces, self._is_buried, self._on_unreadable = namespaces, is_buried, on_unreadable
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -149,8 +147,6 @@ class HeaderReader:
         if row is None:
             row, stored = self._from_segment(place, identity)
         if row is None or (row.header_bytes, row.length_bytes) != (place.header_bytes, place.length_bytes):
-            return None
-        if row.key_id and isinstance(find_key(self._keys, row.key_id, row.key_check), KeyState):
             return None
         parts = self._parts(row, stored)
         if parts is None:

@@ -72,7 +72,7 @@ class Recovery:
     def __init__(
         self, *, fs: FileSystem, directory: DataDirectory, table: SegmentTable, store: bytes, clock: Clock,
         health: Health, index_bytes_max: int, namespaces: dict[Fingerprint, Namespace],
-        keys: KeyRing | None = None, tables: bool = False,
+        keys: KeyRing | None = None, tables: bool = True,
     ) -> None:  # fmt: skip
         self.index: Index | None = None
         self.unsaved: list[Growth] = []

@@ -28,7 +28,7 @@ class TableResolver:
             if shape is None:
                 return None
             shapes.append(shape)
-        return FrameTable(number, tuple(shapes), stored.rows, _by_row(stored, touches))
+        return FrameTable(number, tuple(shapes), stored.rows, stored.marks, _by_row(stored, touches))
 
     def _shape(self, stored: TableShape) -> FrameShape | None:
         if stored.key_id and isinstance(find_key(self._keys, stored.key_id, stored.key_check), KeyState):

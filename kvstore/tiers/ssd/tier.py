@@ -102,7 +102,7 @@ class SsdTier:
         index_bytes_max: int = INDEX_BYTES_MAX,
         scrub_bytes_per_second: int = 0,
         keys: KeyRing | None = None,
-        tables: bool = False,
+        tables: bool = True,
     ) -> None:
         self._clock, self._events, self._entropy, self._keys = clock, events, entropy, keys
         self._capacity_bytes = capacity_bytes
@@ -326,7 +326,6 @@ class SsdTier:
             table=self._table,
             index=index,
             health=self._health,
-            keys=self._keys,
             namespaces=self._namespaces,
             is_buried=keeper.is_buried,
             on_unreadable=self._quarantine,

@@ -27,7 +27,6 @@ def recovered(path: Path) -> tuple[list[FrameHeader], RecoveryReport]:
         capacity_bytes=1 << 46,
         min_free_bytes=0,
         queue_bytes_max=64 << 20,
-        tables=True,
     )
     headers = [frame.header for frame in found_frames(tier)]
     tier.close(deadline_seconds=1.0)

@@ -20,6 +20,7 @@ def test_a_long_queue_of_loads_that_fail_at_once_ends() -> None:
     keys = rig.keys(BLOCKS)
     put(rig.ladder, rig.space, rig.root, keys)
     rig = reopened(rig, pages=2048, limits=Limits(load_bytes=1, loads_in_flight_max=1))
+    assert rig.length(keys) == BLOCKS  # they are awake
     rig.disk.frames.clear()
     found = rig.match(keys)
     progress, _ = rig.fetch(found.lease)
