@@ -59,7 +59,7 @@ class Bedtime:
             return False
         if frame.holds or frame.loads or frame.waiters or frame.queued or frame.dead:
             return False
-        if frame in catalog.partial or frame in catalog.zombies or now - frame.woken_at < self._seconds:
+        if frame in catalog.partial or frame in catalog.zombies or now - frame.used_at < self._seconds:
             return False
         return bool(frame.nodes) and all(self._is_idle(node, frame, now) for node in frame.nodes)
 

@@ -134,6 +134,7 @@ class Catalog:
             self.policy.touch(item, is_read=how is Touch.READ)
             for piece in item.slices:
                 piece.frame.uses += 1
+                piece.frame.used_at = now
                 if piece.frame.location is not None:
                     self.segments.touch(piece.frame, item.retention_class, item.since)
                     self.plan.touched[piece.frame] = None

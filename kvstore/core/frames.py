@@ -69,9 +69,9 @@ class Frame:
         "provenance",
         "queued",
         "retention_class",
+        "used_at",
         "uses",
         "waiters",
-        "woken_at",
         "written_at",
     )
 
@@ -103,8 +103,10 @@ class Frame:
         self.uses = 0
         """How often it was touched in this process, its put included."""
         self.dead = False
-        self.woken_at = 0.0
-        """When its keys were read again: it does not go back to sleep at once. Units: wall seconds."""
+        self.used_at = 0.0
+        """When it was last touched or woken: until a while after that it does not fall asleep, whoever holds
+        its runs, and since when. Units: wall seconds.
+        """
         self.nodes: tuple[Node, ...] = ()
         self.loads: MutableMapping[int, Load] = NOTHING
         self.waiters: tuple[Callable[[bool], None], ...] = ()

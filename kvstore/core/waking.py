@@ -28,7 +28,7 @@ class Waker:
             state = self._catalog.namespaces[item.header.namespace]
             held = sleepers.held(sleeper)
             frame = frame_of(item)
-            frame.woken_at = self._catalog.retention.now()
+            frame.used_at = self._catalog.retention.now()
             above = self._above(state, frame, keys) or self._inside(state, frame, woken)
             self._hang(state, above, frame, held)
             sleepers.take(sleeper)
