@@ -27,6 +27,8 @@ class Departures:
     def __init__(self, ladder: Ladder) -> None:
         self._ladder = ladder
         self._heard: list[Departure] = []
+        self.other_copies = set[bytes]()
+        """Blocks of which a copy left: another one counts from now on."""
         self._asleep: list[tuple[Farewell, RecoveredFrame]] = []
         catalog: Any = ladder._catalog
         open_ladder: Any = ladder
@@ -58,7 +60,9 @@ class Departures:
             state = self._ladder._catalog.namespaces[farewell.namespace]
             # Of two copies that sleep one may go alone.
             there = (piece for node in all_nodes(self._ladder, state) for piece in node.slices)
-            told |= {k for p in there if p.frame.kind is FrameKind.MAIN for k in split_keys(p.keys)}
+            left = {k for p in there if p.frame.kind is FrameKind.MAIN for k in split_keys(p.keys)}
+            told |= left
+            self.other_copies |= left.intersection(split_keys(item.header.keys))
             for touch, departed in farewell.slices:
                 piece = Slice(frame_of(item), touch.first, touch.count)
                 gone = [key for key in split_keys(piece.keys) if key not in told]

@@ -351,9 +351,20 @@ class World:
                 if any(cell.acked for cell in model.blocks.values()):
                     self._check_durable(model)
 
+    def _look_again(self, keys: set[bytes]) -> None:
+        """Take over how the store holds some blocks now."""
+        for model in self.models:
+            blocks, _ = self._indexed(model)
+            for key in keys & blocks.keys() & model.blocks.keys():
+                model.blocks[key] = blocks[key]
+
     def _departures(self) -> None:
         now = self.now
-        for piece, reason, packed in self.departures.take():
+        departed = self.departures.take()
+        if self.departures.other_copies:
+            self._look_again(self.departures.other_copies)
+            self.departures.other_copies = set()
+        for piece, reason, packed in departed:
             frame = piece.frame
             index = self.prints.index(frame.fingerprint)
             side = frame.parts[0].index if frame.kind is FrameKind.SIDE else None
