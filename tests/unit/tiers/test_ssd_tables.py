@@ -191,7 +191,6 @@ def test_frames_of_a_key_that_is_not_at_hand_are_left_alone_by_rows(tmp_path: Pa
     blind = open_ssd(tmp_path)
     assert list(blind.recover()) == []
     assert [frame.location for frame in blind.report().unread] == places
-    assert blind.headers(places).result(WAIT_SECONDS) == [None, None]
     blind.close(deadline_seconds=WAIT_SECONDS)
     assert tables_of(tmp_path) == before
     assert len(start(tmp_path, keys=keys)[0]) == 1
