@@ -50,8 +50,9 @@ OnDurable = Callable[[CommitAnswer], None]
 class Ladder(Administration):
     """Host memory above SSD behind one set of verbs.
 
-    Threads: every verb may be called from any thread and none blocks on I/O. Callbacks run outside the
-    lock, on the thread of the verb or of the tier that caused them.
+    Threads: every verb may be called from any thread and none blocks on I/O, except that a request for frames
+    asleep waits for their headers, WAKE_SECONDS at most, and a delete for those of all that it may concern.
+    Callbacks run outside the lock, on the thread of the verb or of the tier that caused them.
     """
 
     # Start and namespaces
