@@ -28,17 +28,16 @@ class Bedtime:
         self._turn: list[Segment] = []
         self._frames: list[Frame] = []
 
-    def step(self, now: float) -> None:
-        """Look at a few frames more."""
-        if math.isinf(self._seconds):
-            return
-        if not self._frames and not self._begin():
-            return
-        some = self._frames[-FRAMES_AT_ONCE:]
-        del self._frames[-len(some) :]
-        for frame in some:
+    def step(self, now: float) -> bool:
+        """Look at a few frames more, up to one that may sleep; says whether there was one."""
+        if math.isinf(self._seconds) or not (self._frames or self._begin()):
+            return False
+        for _ in range(min(FRAMES_AT_ONCE, len(self._frames))):
+            frame = self._frames.pop()
             if self._may_sleep(frame, now):
                 self._put(frame)
+                return True
+        return False
 
     def _begin(self) -> bool:
         if not self._turn:

@@ -16,11 +16,11 @@ from kvstore.core.writeback import WriteBack
 
 SWEEP_NODES = 64
 SWEEP_EXPIRED = 1
-CENSUS_STEPS, SWEEP_STEPS = 4, 64
+CENSUS_STEPS, SLEEP_STEPS, SWEEP_STEPS = 4, 16, 64
 STEPS_MAX = 256
 """Of a turn, each under the lock for about as long as a match takes: who matches meanwhile waits for one.
-The first CENSUS_STEPS measure what lives on SSD, one puts frames to sleep, the next SWEEP_STEPS look at host
-memory, and of SWEEP_NODES that one looks at SWEEP_EXPIRED at most give up their slots.
+The first CENSUS_STEPS measure what lives on SSD, SLEEP_STEPS put a frame to sleep each, the next SWEEP_STEPS
+look at host memory, and of SWEEP_NODES that one looks at SWEEP_EXPIRED at most give up their slots.
 """
 PAUSE_SECONDS = 0.001
 """Between steps of a turn: whoever waits for the lock, or for the interpreter, has it meanwhile. A frame a
@@ -105,11 +105,12 @@ class Housekeeping:
         if self._steps <= CENSUS_STEPS:
             self._reclaim.look_around(now)
             return True
-        if self._steps == CENSUS_STEPS + 1:
-            self._bedtime.step(now)
+        if self._steps <= CENSUS_STEPS + SLEEP_STEPS:
+            if not self._bedtime.step(now):
+                self._steps = CENSUS_STEPS + SLEEP_STEPS
             return True
         # One pass a turn is enough: a store of few nodes is not looked through again and again.
-        swept = self._steps - CENSUS_STEPS - 1
+        swept = self._steps - CENSUS_STEPS - SLEEP_STEPS
         if swept == 1 or (swept <= SWEEP_STEPS and self._sweep):
             self._sweep_nodes(now)
             return True
