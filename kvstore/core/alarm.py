@@ -41,17 +41,35 @@ class Alarm:
         self._decision = decision
         self._waker = Waker(catalog)
         self._slow_until = -math.inf
+        self.never_waits = 0
+        """The thread that must not wait for a disk: a service's event loop."""
 
-    def wait(self, asleep: RunsAsleep, *, seconds: float = WAKE_SECONDS) -> None:
-        """Wake what a decision needs, and go on without what the disk does not tell in time."""
+    def wait(self, asleep: RunsAsleep, *, seconds: float | None = None) -> None:
+        """Wake what a decision needs, and go on without what the disk does not tell in time.
+
+        Errors: RunsAsleep on the thread that never waits: there `wake`, `patience` and `give_up` do the same.
+        """
+        if threading.get_ident() == self.never_waits:
+            raise asleep
         over = threading.Event()
         self.wake(asleep.sleepers, asleep.keys, over.set)
-        # One who waits for a disk that is slow is enough: what it tells late is taken all the same.
-        if not over.wait(0.0 if self._clock.monotonic() < self._slow_until else seconds):
-            self._slow_until = self._clock.monotonic() + SLOW_SECONDS
-            with self._decision():
-                self._catalog.sleepers.leave(asleep.sleepers, now=self._clock.monotonic())
-                self._catalog.events.add("kvstore_frames_unreadable_total", len(asleep.sleepers))
+        if not over.wait(self.patience if seconds is None else seconds):
+            self.give_up(asleep)
+
+    @property
+    def patience(self) -> float:
+        """So long is a header worth waiting for now. One who waits for a disk that is slow is enough: what it
+        tells late is taken all the same.
+        """
+        return 0.0 if self._clock.monotonic() < self._slow_until else WAKE_SECONDS
+
+    def give_up(self, asleep: RunsAsleep) -> None:
+        """Go on without frames of which the disk did not tell in time."""
+        with self._decision():
+            now = self._clock.monotonic()
+            self._slow_until = now + SLOW_SECONDS
+            self._catalog.sleepers.leave(asleep.sleepers, now=now)
+            self._catalog.events.add("kvstore_frames_unreadable_total", len(asleep.sleepers))
 
     def _there(self, sleepers: Iterable[Sleeper]) -> tuple[list[Sleeper], list[FrameLocation]]:
         with self._decision():

@@ -118,6 +118,11 @@ class Wiring:
         """The structures themselves, for the simulator, which lets time pass between decisions."""
         return self._catalog
 
+    @property
+    def alarm(self) -> Alarm:
+        """What wakes frames, for a service whose loop must not wait for it."""
+        return self._alarm
+
     @contextmanager
     def _decision(self) -> Iterator[None]:
         """Hold the lock for a decision, then carry out what it asks for."""

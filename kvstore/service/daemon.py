@@ -75,6 +75,7 @@ class Daemon:
             recovery = await asyncio.to_thread(store.recover)
             # What a start found lives long: the collector shall not walk it again and again.
             gc.freeze()
+            store.ladder.alarm.never_waits = threading.get_ident()
             await serving.start()
             metrics, notes = self._start_metrics(store)
         except BaseException:

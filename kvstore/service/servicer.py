@@ -24,6 +24,7 @@ from kvstore.service.durable import DurableAnswer
 from kvstore.service.framed import Framed
 from kvstore.service.session import Offer, Session
 from kvstore.service.verbs import Deleted, Verbs, leaves_loop
+from kvstore.service.waking import when_awake
 
 _log = logging.getLogger(__name__)
 Q = TypeVar("Q")
@@ -95,7 +96,7 @@ class DataServicer(data_pb2_grpc.DataServicer):
             caller = self._caller_of(context)
             if leaves_loop(verb.__name__, request):
                 return await asyncio.to_thread(verb, request, caller=caller)
-            return verb(request, caller=caller)
+            return await when_awake(self._verbs.ladder, partial(verb, request, caller=caller))
         except Exception as error:
             await refuse(context, error, self._events)
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -37,6 +38,7 @@ from kvstore.service.mailbox import Mailbox
 from kvstore.service.parsing import Malformed
 from kvstore.service.turns import Turn
 from kvstore.service.verbs import Deleted, Verbs, leaves_loop
+from kvstore.service.waking import when_awake
 
 _log = logging.getLogger(__name__)
 CUT_SECONDS = 1.0
@@ -134,7 +136,7 @@ class Session:
                     reply = await asyncio.to_thread(self._answer, verb, request)
             else:
                 async with self._turn.quick() if self._turn else nullcontext():
-                    reply = self._answer(verb, request)
+                    reply = await when_awake(self._verbs.ladder, partial(self._answer, verb, request))
         except KVStoreError as error:
             reply = {"error": self._error_of(error)}
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvstore.core.alarm import WAKE_SECONDS
+from kvstore.core.sleepers import RunsAsleep
 from kvstore.core.tags import TagMap, tag_of
 from kvstore.types import MissReason
 from tests.support.driver import put
@@ -187,6 +189,21 @@ def test_a_disk_that_does_not_tell_in_time_is_a_miss_for_a_while(monkeypatch: py
     frames, future = waiting[0]
     future.set_result(told(frames).result())
     assert rig.length(keys) == 4, "what comes late is taken"
+
+
+def test_the_thread_that_never_waits_is_told_what_sleeps() -> None:
+    rig = Rig()
+    keys = rig.keys(4)
+    put(rig.ladder, rig.space, rig.root, keys)
+    rig = reopened(rig)
+    alarm = rig.ladder.alarm
+    alarm.never_waits = threading.get_ident()
+    with pytest.raises(RunsAsleep) as caught:
+        rig.match(keys)
+    woken = list[bool]()
+    alarm.wake(caught.value.sleepers, caught.value.keys, lambda: woken.append(True))
+    assert woken == [True]
+    assert rig.length(keys) == 4
 
 
 def test_a_header_that_cannot_be_read_is_asked_for_again_later() -> None:
