@@ -130,14 +130,6 @@ class Bed:
         lives: npt.NDArray[np.bool_] = (ends > now) & (self.held["count"] > 0)
         return lives
 
-    def last_touches(self, row_or_all: int | None = None) -> dict[int, float]:
-        """Return by number of class its latest touch of one frame, or of any."""
-        held = self.held if row_or_all is None else self.held[self._slice(row_or_all)]
-        held = held[held["count"] > 0]
-        return {
-            int(name): float(held["since"][held["name"] == name].max()) for name in np.unique(held["name"])
-        }
-
 
 def held_of_table(table: FrameTable, names: Names, *, now: float) -> tuple[Rows, list[int]]:
     """Return who holds the frames of a table, and the rows that were written or touched later than now: a

@@ -11,7 +11,8 @@ from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Node
 from kvstore.retention import DEFAULT_CLASS, ClassTable
 
-BATCH_NODES = 256
+BATCH_NODES, BATCH_SLEEPERS = 256, 64
+"""As many take about half a millisecond under the lock."""
 HOUR_SECONDS = 3600.0
 Pause = Callable[[], None]
 
@@ -38,9 +39,9 @@ def sweep(
         pause()
     with lock:
         asleep = list(catalog.sleepers.of_spaces(catalog.namespaces.keys()))
-    for start in range(0, len(asleep), BATCH_NODES):
+    for start in range(0, len(asleep), BATCH_SLEEPERS):
         with lock:
-            for node in catalog.sleepers.stand_ins(asleep[start : start + BATCH_NODES]):
+            for node in catalog.sleepers.stand_ins(asleep[start : start + BATCH_SLEEPERS]):
                 visit(node)
         pause()
 
