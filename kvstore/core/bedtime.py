@@ -65,6 +65,8 @@ class Bedtime:
     def _is_idle(self, node: Node, frame: Frame, now: float) -> bool:
         if node.loose or node in self._catalog.policy or now - node.since < self._seconds:
             return False
+        if self._catalog.retention.may_go(node, now):
+            return False  # it leaves anyway
         if node.slices[-1].frame is not frame or sum(p.frame is frame for p in node.slices) > 1:
             return False
         return all(child in frame.nodes for child in node.children.values())

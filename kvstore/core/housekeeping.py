@@ -16,7 +16,7 @@ from kvstore.core.writeback import WriteBack
 
 SWEEP_NODES = 64
 SWEEP_EXPIRED = 1
-CENSUS_STEPS, SLEEP_STEPS, SWEEP_STEPS = 4, 16, 64
+CENSUS_STEPS, SLEEP_STEPS, SWEEP_STEPS = 4, 4, 64
 STEPS_MAX = 256
 """Of a turn, each under the lock for about as long as a match takes: who matches meanwhile waits for one.
 The first CENSUS_STEPS measure what lives on SSD, SLEEP_STEPS put a frame to sleep each, the next SWEEP_STEPS

@@ -87,7 +87,7 @@ class Reclaim:
         else:
             if segment.frames:
                 return
-            if segment.bed.lives(catalog.sleepers.names, catalog.retention, now).any():
+            if segment.bed.count and segment.bed.lives(catalog.sleepers.names, catalog.retention, now).any():
                 catalog.graves.bury_all(catalog.segments.going)
                 self._going, segment.measured_at = None, None
                 catalog.segments.going = {}
