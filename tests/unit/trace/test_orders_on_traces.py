@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kvstore.cli.traces import classes_of
+from kvstore.core.eviction import EvictionPolicy, ExactLru
 from kvstore.core.eviction_density import HitDensity
 from kvstore.trace.classing import parse_rules
 from kvstore.trace.optimum import Future
 from kvstore.trace.simulator import Simulator
+from kvstore.trace.tally import Tally
 from kvstore.types import Tier, TtlMode
 from tests.unit.trace.test_reference import CONVERSATION, DEV, SMALL, SYNTHETIC, TRACES, loaded
 
@@ -21,10 +23,14 @@ def gained(name: str, room: int, *rules: str) -> tuple[float, float]:
     """How far density is above the least recent order, and how far the best possible is."""
     chosen = parse_rules(rules)
     size, requests, reference = loaded(name, rules=chosen)
-    lru = reference["lru"][str(room)]["tok"]
     classes = classes_of(["inf"], TtlMode.SLIDING, chosen, lowest=Tier.HOST)
-    simulator = Simulator(block_tokens=size, capacity_blocks=room, classes=classes, policy=HitDensity())
-    tally = simulator.run(requests)
+
+    def hits(policy: EvictionPolicy) -> Tally:
+        simulator = Simulator(block_tokens=size, capacity_blocks=room, classes=classes, policy=policy)
+        return simulator.run(requests)
+
+    tally, known = hits(HitDensity()), reference["lru"].get(str(room))
+    lru = known["tok"] if known is not None else hits(ExactLru()).rates()["token_hit_rate"]
     best = Future(requests).hit_tokens(block_tokens=size, capacity_blocks=room) / tally.input_tokens
     return tally.rates()["token_hit_rate"] - lru, best - lru
 
