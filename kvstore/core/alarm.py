@@ -13,7 +13,7 @@ from kvstore.clock import Clock
 from kvstore.core.catalog import Catalog
 from kvstore.core.sleepers import RunsAsleep, Sleeper
 from kvstore.core.waking import Waker
-from kvstore.tiers.base import FrameLocation, RecoveredFrame, Tier
+from kvstore.tiers.base import RecoveredFrame, Tier
 from kvstore.types import key_count
 
 SLOW_SECONDS = 1.0
@@ -71,19 +71,14 @@ class Alarm:
             self._catalog.sleepers.leave(asleep.sleepers, now=now)
             self._catalog.events.add("kvstore_frames_unreadable_total", len(asleep.sleepers))
 
-    def _there(self, sleepers: Iterable[Sleeper]) -> tuple[list[Sleeper], list[FrameLocation]]:
-        with self._decision():
-            known = self._catalog.sleepers
-            there = [sleeper for sleeper in sleepers if known.is_here(sleeper)]
-            return there, [known.location(sleeper) for sleeper in there]
-
     def wake(self, sleepers: Iterable[Sleeper], keys: bytes, done: Callable[[], None]) -> None:
         """Wake frames, and those that share blocks with them; `keys` are those of the request, if any."""
         self._ask({}, list(sleepers), keys, done)
 
     def _ask(self, found: Found, sleepers: list[Sleeper], keys: bytes, done: Callable[[], None]) -> None:
         assert self._tier is not None, "what sleeps lies on SSD"
-        there, locations = self._there(sleepers)
+        with self._decision():
+            there, locations = self._catalog.sleepers.located(sleepers)
         if not locations:
             done()
             return

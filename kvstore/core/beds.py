@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.core.retention import Retention
+from kvstore.core.tags import tag_of
 from kvstore.core.touches import filled
-from kvstore.tiers.base import FRAME_ROW, FrameShape, FrameTable, SliceTouch
-from kvstore.types import Fingerprint
+from kvstore.tiers.base import FRAME_ROW, FrameHeader, FrameLocation, FrameShape, FrameTable, SliceTouch
+from kvstore.types import Fingerprint, key_at, key_count
 
 HELD = np.dtype([("row", "<u4"), ("first", "<u4"), ("count", "<u4"), ("name", "<u4"), ("since", "<f8")])
 """Blocks [first, first + count) of the frame in a row are held by a class since a wall time."""
@@ -49,6 +50,19 @@ class Names:
     def keep_seconds(self, retention: Retention, now: float) -> Floats:
         """Return by number how long after its touch stored data of a class is kept."""
         return np.array([retention.keep_seconds(name, now) for name in self.classes], np.float64)
+
+
+def shape_of(header: FrameHeader) -> FrameShape:
+    """Return what a frame has in common with others."""
+    return FrameShape(header.namespace, header.kind, header.parts, header.retention_class, header.provenance)
+
+
+def row_of(header: FrameHeader, place: FrameLocation, shape: int) -> tuple[object, ...]:
+    """Return the row of a frame, in the order of FRAME_ROW; `shape` is the number of its shape."""
+    return (
+        place.offset, tag_of(header.keys), tag_of(key_at(header.keys, -1)), tag_of(header.parent),
+        header.written_at, place.length_bytes, place.header_bytes, key_count(header.keys), shape,
+    )  # fmt: skip
 
 
 class Bed:

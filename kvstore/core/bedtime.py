@@ -5,7 +5,6 @@ tree.
 from __future__ import annotations
 
 import math
-from itertools import islice
 
 from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Frame, Node, Slice
@@ -44,7 +43,7 @@ class Bedtime:
             self._turn = list(self._catalog.segments)
         for _ in range(min(IDLE_SEGMENTS_AT_ONCE, len(self._turn))):
             # The first first: what follows a run was put later, and has to go before it.
-            self._frames = list(islice(self._turn.pop().frames, None))
+            self._frames = list(self._turn.pop().frames)
             if self._frames:
                 return True
         return False

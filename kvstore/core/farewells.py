@@ -46,6 +46,13 @@ def dismiss(catalog: Catalog, sleepers: Iterable[Sleeper], reason: MissReason) -
     return gone
 
 
+def dismiss_and_bury(catalog: Catalog, sleepers: Iterable[Sleeper], reason: MissReason) -> list[Farewell]:
+    """Let frames go that are asleep, and have what is on disk of them deleted."""
+    gone = dismiss(catalog, sleepers, reason)
+    catalog.graves.bury_all({farewell.location: farewell.namespace for farewell in gone})
+    return gone
+
+
 def _departed(catalog: Catalog, touch: SliceTouch, reason: MissReason) -> Departed:
     retention, now = catalog.retention, catalog.retention.now()
     end = touch.touched_at + retention.held_by(touch.retention_class).ttl_seconds

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.core.catalog import Catalog, NamespaceState
-from kvstore.core.farewells import dismiss
+from kvstore.core.farewells import dismiss_and_bury
 from kvstore.core.frames import Frame, Node
 from kvstore.core.removal import Removal
 from kvstore.core.sleepers import Sleeper
@@ -130,8 +130,7 @@ def remove_asleep(catalog: Catalog, sleepers: Iterable[Sleeper], target: Target,
             purge.also_blocks += sum(shadow.count for shadow in shadows) - sum(
                 shadow.count for shadow in meant
             )
-            (gone,) = dismiss(catalog, [sleeper], MissReason.DELETED)
-            catalog.graves.bury(gone.location, gone.namespace)
+            dismiss_and_bury(catalog, [sleeper], MissReason.DELETED)
 
 
 def remove_unread(catalog: Catalog, state: NamespaceState, target: Target, purge: Purge) -> None:

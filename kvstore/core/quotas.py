@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.api import U32Array
-from kvstore.core.farewells import dismiss
+from kvstore.core.farewells import dismiss_and_bury
 from kvstore.core.frames import Frame
 from kvstore.core.sleepers import Sleeper
 from kvstore.types import HASH_BYTES, PAGE_BYTES, MissReason, Tier, round_up
@@ -117,8 +117,7 @@ class Quotas:
         freed = 0
         for frame in self._oldest(name):
             if isinstance(frame, Sleeper):
-                (gone,) = dismiss(self._catalog, [frame], MissReason.EVICTED)
-                self._catalog.graves.bury(gone.location, gone.namespace)
+                (gone,) = dismiss_and_bury(self._catalog, [frame], MissReason.EVICTED)
                 freed += gone.location.length_bytes
                 if freed >= size:
                     break

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.core.beds import row_of, shape_of
 from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.loose import WHOLE
 from kvstore.core.sleepers import Sleeper
-from kvstore.core.tags import tag_of
 from kvstore.core.touches import few, recovered_slices
 from kvstore.core.waking import Waker, age, frame_of
 from kvstore.tiers.base import (
@@ -24,7 +24,7 @@ from kvstore.tiers.base import (
     TouchNote,
     marks_of,
 )
-from kvstore.types import key_at, key_count, split_keys
+from kvstore.types import split_keys
 
 HEADERS_AT_ONCE = 1024
 MAP_SPARE = 1.6
@@ -44,7 +44,7 @@ class Rebuild:
 
     def collect(self, recovered: Iterable[RecoveredFrame | FrameTable]) -> None:
         """Take what was found, one by one: no key is kept."""
-        gathered = _Gathered(self._now)
+        gathered = _Gathered()
         for item in recovered:
             if isinstance(item, FrameTable):
                 self._take(item)
@@ -125,8 +125,7 @@ class Rebuild:
 class _Gathered:
     """Frames of one segment that come one by one, on their way into a table."""
 
-    def __init__(self, now: float) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._start()
 
     def _start(self) -> None:
@@ -140,18 +139,12 @@ class _Gathered:
         """Take a frame."""
         header, place = item.header, item.location
         self.segment = place.segment
-        shape = FrameShape(
-            header.namespace, header.kind, header.parts, header.retention_class, header.provenance
-        )
-        code = self._shapes.setdefault(shape, len(self._shapes))
+        code = self._shapes.setdefault(shape_of(header), len(self._shapes))
         if item.touches or header.touched_at:
             touches = recovered_slices(header, item.touches)
             self._touches[len(self.rows)] = tuple(touches)
         self._marks.append(marks_of(header.keys).copy())
-        self.rows.append((
-            place.offset, tag_of(header.keys), tag_of(key_at(header.keys, -1)), tag_of(header.parent),
-            header.written_at, place.length_bytes, place.header_bytes, key_count(header.keys), code,
-        ))  # fmt: skip
+        self.rows.append(row_of(header, place, code))
 
     def table(self) -> FrameTable:
         """Return what came so far, and start afresh."""

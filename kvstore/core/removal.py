@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvstore.core.catalog import Catalog, NamespaceState
-from kvstore.core.farewells import dismiss
+from kvstore.core.farewells import dismiss_and_bury
 from kvstore.core.frames import Frame, Node
 from kvstore.core.index import RunIndex
 from kvstore.types import HASH_BYTES, MissReason, key_at, key_count
@@ -72,10 +72,8 @@ class Removal:
     def _asleep(self) -> None:
         """Drop all that sleeps."""
         catalog = self._catalog
-        for gone in dismiss(
-            catalog, list(catalog.sleepers.of_spaces([self._state.fingerprint])), MissReason.DELETED
-        ):
-            catalog.graves.bury(gone.location, gone.namespace)
+        asleep = list(catalog.sleepers.of_spaces([self._state.fingerprint]))
+        for gone in dismiss_and_bury(catalog, asleep, MissReason.DELETED):
             self._count += sum(touch.count for touch, _ in gone.slices)
 
     def _loose(self, keys: Iterable[bytes], *, parts: list[int] | None) -> None:

@@ -13,7 +13,7 @@ from kvstore.core.catalog import Catalog
 from kvstore.core.segments import Segment
 from kvstore.core.sleepers import Sleeper
 from kvstore.core.tags import U64, tags_of
-from kvstore.tiers.base import FrameHeader, FrameLocation, Tier, marks_of
+from kvstore.tiers.base import FrameHeader, Tier, marks_of
 from kvstore.types import Fingerprint, split_keys
 
 ADMIN_SECONDS = 60.0
@@ -82,17 +82,12 @@ class Search:
 
     def described(self, sleepers: Iterable[Sleeper]) -> list[Described]:
         """Return frames with their headers, without waking them; not those that cannot be read."""
-        there, places = self._there(sleepers)
+        with self._lock:
+            there, places = self._catalog.sleepers.located(sleepers)
         if not places or self._tier is None:
             return []
         items = self._tier.headers(places).result(ADMIN_SECONDS)
         return [(sleeper, item.header) for sleeper, item in zip(there, items, strict=True) if item]
-
-    def _there(self, sleepers: Iterable[Sleeper]) -> tuple[list[Sleeper], list[FrameLocation]]:
-        with self._lock:
-            known = self._catalog.sleepers
-            there = [sleeper for sleeper in sleepers if known.is_here(sleeper)]
-            return there, [known.location(sleeper) for sleeper in there]
 
     def by_keys(
         self, spaces: Collection[Fingerprint], holds: Callable[[bytes], bool], *, limit: int

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvstore.core.beds import Marks, Names, Rows, held_array, held_of_table
+from kvstore.core.beds import Marks, Names, Rows, held_array, held_of_table, row_of, shape_of
 from kvstore.core.frames import Frame, Node, Slice
 from kvstore.core.index import NO_HASH
 from kvstore.core.retention import Retention
@@ -33,8 +33,6 @@ from kvstore.types import BlockHash, Fingerprint, key_at, key_count
 
 ROW_BITS = 24
 ROWS_MAX = 1 << ROW_BITS
-
-
 LEFT_SECONDS = 5.0
 """So long frames are not asked for again whose header did not come."""
 
@@ -117,16 +115,8 @@ class Sleepers:
         self._count(segment, segment.bed.rows[sleeper.row : sleeper.row + 1], held)
 
     def _add_row(self, header: FrameHeader, location: FrameLocation, held: Rows) -> Sleeper:
-        shape = FrameShape(
-            header.namespace, header.kind, header.parts, header.retention_class, header.provenance
-        )
-        row = (
-            location.offset, tag_of(header.keys), tag_of(key_at(header.keys, -1)), tag_of(header.parent),
-            header.written_at, location.length_bytes, location.header_bytes, key_count(header.keys),
-            self.names.shape(shape),
-        )  # fmt: skip
-        marks = marks_of(header.keys)
-        return Sleeper(location.segment, self._lay(location.segment, np.array([row], FRAME_ROW), held, marks))
+        rows = np.array([row_of(header, location, self.names.shape(shape_of(header)))], FRAME_ROW)
+        return Sleeper(location.segment, self._lay(location.segment, rows, held, marks_of(header.keys)))
 
     def _lay(self, number: int, rows: Rows, held: Rows, marks: Marks) -> int:
         segment = self._segments.at(number)
@@ -188,6 +178,11 @@ class Sleepers:
         )
 
     # Looking up
+
+    def located(self, sleepers: Iterable[Sleeper]) -> tuple[list[Sleeper], list[FrameLocation]]:
+        """Return those of the frames that are still asleep, and where they lie."""
+        there = [sleeper for sleeper in sleepers if self.is_here(sleeper)]
+        return there, [self.location(sleeper) for sleeper in there]
 
     def location(self, sleeper: Sleeper) -> FrameLocation:
         """Return where a frame lies."""

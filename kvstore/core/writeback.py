@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.core.catalog import Catalog
 from kvstore.core.census import Census
-from kvstore.core.farewells import dismiss
+from kvstore.core.farewells import dismiss_and_bury
 from kvstore.core.frames import Frame, Node
 from kvstore.core.index import RunIndex
 from kvstore.core.limits import Limits
@@ -278,8 +278,7 @@ class WriteBack:
             catalog.plan.wake += wanted
             self._losses.append(loss)
             return True
-        for gone in dismiss(catalog, asleep, MissReason.CORRUPT):
-            catalog.graves.bury(gone.location, gone.namespace)
+        dismiss_and_bury(catalog, asleep, MissReason.CORRUPT)
         return False
 
     @property
