@@ -80,6 +80,12 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_PERMISSION_REFUSED: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
     ERROR_CODE_DEADLINE_EXCEEDED: _ClassVar[ErrorCode]
+
+class Purpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PURPOSE_UNSPECIFIED: _ClassVar[Purpose]
+    PURPOSE_SESSION: _ClassVar[Purpose]
+    PURPOSE_PAYLOAD: _ClassVar[Purpose]
 MATCH_MODE_UNSPECIFIED: MatchMode
 MATCH_MODE_PROBE: MatchMode
 MATCH_MODE_LEASE: MatchMode
@@ -134,6 +140,9 @@ ERROR_CODE_SHUTTING_DOWN: ErrorCode
 ERROR_CODE_PERMISSION_REFUSED: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_DEADLINE_EXCEEDED: ErrorCode
+PURPOSE_UNSPECIFIED: Purpose
+PURPOSE_SESSION: Purpose
+PURPOSE_PAYLOAD: Purpose
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "retry_after_ms")
@@ -218,6 +227,16 @@ class SessionReply(_message.Message):
     ping: PingReply
     progress: ProgressEvent
     def __init__(self, request_id: _Optional[int] = ..., boot_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hello: _Optional[_Union[HelloReply, _Mapping]] = ..., open: _Optional[_Union[OpenReply, _Mapping]] = ..., match: _Optional[_Union[MatchReply, _Mapping]] = ..., touch: _Optional[_Union[TouchReply, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchReply, _Mapping]] = ..., cancel: _Optional[_Union[CancelReply, _Mapping]] = ..., renew: _Optional[_Union[RenewReply, _Mapping]] = ..., release: _Optional[_Union[ReleaseReply, _Mapping]] = ..., delete: _Optional[_Union[DeleteReply, _Mapping]] = ..., list: _Optional[_Union[ListReply, _Mapping]] = ..., reserve: _Optional[_Union[ReserveReply, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., abort: _Optional[_Union[AbortReply, _Mapping]] = ..., ping: _Optional[_Union[PingReply, _Mapping]] = ..., progress: _Optional[_Union[ProgressEvent, _Mapping]] = ...) -> None: ...
+
+class Greeting(_message.Message):
+    __slots__ = ("protocol", "purpose", "token")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    purpose: Purpose
+    token: str
+    def __init__(self, protocol: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., token: _Optional[str] = ...) -> None: ...
 
 class PingRequest(_message.Message):
     __slots__ = ()
