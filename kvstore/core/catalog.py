@@ -292,10 +292,15 @@ class Catalog:
             return
         for part in frame.host or ():
             if part.slots[block]:
-                self._condemned.setdefault(frame, []).append(part.slots[block : block + 1].copy())
+                self.condemn(frame, part.slots[block : block + 1].copy())
                 part.slots[block] = 0
-        if not frame.holds:
-            self._free_condemned(frame)
+
+    def condemn(self, frame: Frame, slots: U32Array) -> None:
+        """Give up slots of a frame that a reader may have been told of: they go with the last hold."""
+        if frame.holds:
+            self._condemned.setdefault(frame, []).append(slots)
+        else:
+            self.free_slots(slots)
 
     def _free_condemned(self, frame: Frame) -> None:
         for slots in self._condemned.pop(frame, ()):

@@ -9,7 +9,6 @@ from kvstore.api import (
     NO_SESSION,
     CommitAnswer,
     CommitRequest,
-    Extent,
     MatchAnswer,
     MatchRequest,
     OpenAnswer,
@@ -19,7 +18,6 @@ from kvstore.api import (
     ReserveAnswer,
     ReserveRequest,
 )
-from kvstore.core.administration import Administration
 from kvstore.core.catalog import NamespaceState
 from kvstore.core.frames import Frame
 from kvstore.core.leases import OnProgress
@@ -29,9 +27,9 @@ from kvstore.core.recovery import Rebuild
 from kvstore.core.retention import Touch
 from kvstore.core.sleepers import RunsAsleep
 from kvstore.core.sweep import Pause, no_pause
+from kvstore.core.views import Views
 from kvstore.core.writeback import DurableWait
 from kvstore.errors import InvalidArgument, Overloaded
-from kvstore.layout import Part
 from kvstore.namespace import Namespace, differences, refuse_other_layout
 from kvstore.tiers.base import RecoveryReport
 from kvstore.types import (
@@ -47,7 +45,7 @@ from kvstore.types import (
 OnDurable = Callable[[CommitAnswer], None]
 
 
-class Ladder(Administration):
+class Ladder(Views):
     """Host memory above SSD behind one set of verbs.
 
     Threads: every verb may be called from any thread and none blocks on I/O, except that a request for frames
@@ -233,14 +231,6 @@ class Ladder(Administration):
             self._reads.run()
         return progress
 
-    def lease_namespace(self, lease: int) -> Namespace:
-        """Return the namespace that a lease reads from, for who was handed nothing but the lease.
-
-        Errors: LeaseExpired.
-        """
-        with self._lock:
-            return self._leases.get(lease).state.namespace
-
     def touch(self, namespace: Fingerprint, keys: bytes, *, retention_class: str = "") -> int:
         """Renew a prefix that was used where the store did not see it; returns its visible blocks."""
         self._admit()
@@ -379,12 +369,6 @@ class Ladder(Administration):
         """Give a reservation back; the writer promises not to touch its slots any more. Idempotent."""
         with self._decision():
             return self._putting.abort(reservation)
-
-    def images(self, extent: Extent, part: Part) -> tuple[memoryview, ...]:
-        """Return writable views of an extent's slots, for the framed path; the caller holds the lease or
-        reservation.
-        """
-        return self._host.images(extent.slots, stride_pages=part.stride_pages)
 
     # Life
 

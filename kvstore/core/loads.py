@@ -339,8 +339,9 @@ class Loads:
         if load.frame.dead:
             good, reason = 0, MissReason.DELETED
         self._install(load, results, good)
-        for slots in load.slots:
-            self._catalog.free_slots(slots[good:])
+        for slots in load.slots if good < load.count else ():
+            # Of several parts, readers may have been told of some: what was told under a lease stays with it.
+            self._catalog.condemn(load.frame, slots[good:].copy())
         if reason in (MissReason.CORRUPT, MissReason.DELETED):
             self._catalog.drop_block(load.frame, load.start + good, reason)
         self._finish(load, good, reason)
