@@ -51,11 +51,19 @@ def _auto_or_bytes(value: object) -> object:
     return value if value == "auto" else parse_bytes(value)
 
 
+def _byte_port(value: object) -> object:
+    text = str(value)
+    if text not in ("next", "off") and not (text.isdecimal() and 0 < int(text) < 65536):
+        raise ValueError("expected a port, 'next' or 'off'")
+    return text
+
+
 StoredTier = Annotated[Tier, AfterValidator(_stored_tier)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 AutoBytes = Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 FileMode = Annotated[int, BeforeValidator(parse_mode)]
+BytePort = Annotated[str, BeforeValidator(_byte_port)]
 Command = Annotated[tuple[str, ...], BeforeValidator(_words)]
 FilePath = Annotated[Path, AfterValidator(_not_empty)]
 
@@ -71,6 +79,10 @@ class ServerSettings(_Section):
     socket_mode: FileMode = Field(default=0o600, description="file mode of the socket")
     socket_group: str = Field(default="", description="group of the socket; empty: the daemon's own")
     tcp_address: str = Field(default="", description="host:port for remote clients; empty: none")
+    byte_port: BytePort = Field(
+        default="next",
+        description="TCP port of their payload: a number, next (to that of tcp_address) or off",
+    )
     token: SecretStr = Field(default=SecretStr(""), description="an administrator's token for remote clients")
     token_file: FilePath | None = Field(default=None, description="file that holds this token")
     tokens_file: FilePath | None = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,16 @@ class Target:
         return self.address.startswith(UNIX)
 
     @property
+    def socket_path(self) -> str:
+        """The path of the unix socket."""
+        return self.address.removeprefix(UNIX)
+
+    @property
+    def host(self) -> str:
+        """The host of a TCP address."""
+        return _split(self.address)[0]
+
+    @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata that every call carries."""
         return bearer(self.token)
@@ -74,6 +85,19 @@ class Target:
             certificate_chain=_read(self.tls.certificate) if self.tls.certificate else None,
         )
         return grpc.secure_channel(self.address, credentials, options=CLIENT_OPTIONS)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return what secures a plain socket, as the channel is.
+
+        Errors: OSError when a TLS file cannot be read or used.
+        """
+        assert self.tls is not None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_verify_locations(self.tls.ca)
+        if self.tls.certificate:
+            context.load_cert_chain(self.tls.certificate, self.tls.key or None)
+        return context
 
 
 def _split(address: str) -> tuple[str, int]:

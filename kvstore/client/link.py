@@ -15,6 +15,7 @@ from kvstore.arena import Arena
 from kvstore.client.deadline import Deadline
 from kvstore.client.dial import Target
 from kvstore.client.limits import Transport
+from kvstore.client.payload import Payload
 from kvstore.client.session import Outcome, Session
 from kvstore.errors import KVStoreError, PermissionRefused, TierUnavailable
 from kvstore.locks import ClientLock
@@ -52,6 +53,7 @@ class Link:
         self.opened: dict[RootKey, OpenAnswer] = {}
         self.transport = Transport.FRAMED
         self.server = ""
+        self.payload = Payload(target)
         self._channel = target.channel()
         self.stub: DataStub = data_stub(self._channel)
         self.session = Session(
@@ -77,6 +79,7 @@ class Link:
             )
         self.session.boot_id = reply.boot_id
         self.server = reply.hello.server
+        self.payload.offer(reply.hello.byte_port)
         if reply.hello.arena_path and wants:
             self._map(reply.hello)
         elif self._target.transport is Transport.MAPPED:
@@ -173,6 +176,7 @@ class Link:
                 return
             self._retired = True
             is_last = not self._users
+        self.payload.close()
         self.session.close()
         self._channel.close()
         if is_last:

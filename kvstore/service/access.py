@@ -18,7 +18,7 @@ from kvstore.core.ladder import Ladder
 from kvstore.errors import LeaseExpired, Overloaded, PermissionRefused, UnknownNamespace
 from kvstore.namespace import Namespace
 from kvstore.service.limits import Bucket, Places
-from kvstore.service.tokens import Grant, Role, Tokens
+from kvstore.service.tokens import Grant, Role, Tokens, digest_of
 from kvstore.types import Fingerprint
 
 TENANT_NAMESPACES_MAX = 128
@@ -180,7 +180,16 @@ class TokenCallers:
         grant = self.tokens.of(metadata or ())
         if grant is None:
             raise PermissionRefused("token: it is no longer valid")
-        peer = str(context.peer())
+        return TokenCaller(grant, self, peer=str(context.peer()))
+
+    def of_token(self, token: str, peer: str) -> Caller:
+        """Return who presents a token on a connection of its own.
+
+        Errors: PermissionRefused.
+        """
+        grant = self.tokens.find(digest_of(token.encode(errors="replace")))
+        if grant is None:
+            raise PermissionRefused("a valid token is needed on this address")
         return TokenCaller(grant, self, peer=peer)
 
 
@@ -189,6 +198,11 @@ CallerOf = Callable[[Context], Caller]
 
 def trusted(context: Context) -> Caller:
     """Return the caller of a listener whose clients are trusted."""
+    return TRUSTED
+
+
+def trusted_token(token: str, peer: str) -> Caller:
+    """Return the caller of a payload connection whose clients are trusted."""
     return TRUSTED
 
 

@@ -92,6 +92,7 @@ class Daemon:
             boot_id=store.boot_id,
             address=self._settings.server.address,
             tcp_address=serving.tcp_address,
+            byte_port=serving.byte_port,
             metrics_address=metrics,
             arena=store.arena_text(),
             ssd=store.ssd_text(),

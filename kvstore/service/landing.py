@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +24,28 @@ from kvstore.types import DIGEST_BYTES, PutOutcome, key_count
 Images = Callable[[Extent, Part], tuple[memoryview, ...]]
 
 
+class Place(NamedTuple):
+    """Bytes [offset, offset + size) of one block of one part."""
+
+    part: int
+    block: int
+    offset: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes [offset, offset + len(data)) of one block of one part."""
+    """Bytes of one block of one part, from an offset on."""
 
     part: int
     block: int
     offset: int
     data: bytes
+
+    @property
+    def place(self) -> Place:
+        """Where they belong."""
+        return Place(self.part, self.block, self.offset, len(self.data))
 
 
 class Announced:
@@ -53,24 +68,31 @@ class Announced:
         if request.WhichOneof("message") != "chunk":
             raise InvalidArgument("put: only chunks follow the header")
         chunk = request.chunk
-        size = len(chunk.data)
-        if not 1 <= size <= CHUNK_BYTES_MAX:
-            raise InvalidArgument(f"put: a chunk has 1..{CHUNK_BYTES_MAX} bytes, got {size}")
-        bytes_max, part = self._limits.get(chunk.part, (0, PartBlocks(chunk.part, 0, 0)))
-        if not part.first <= chunk.block < part.first + part.count:
+        piece = Piece(chunk.part, chunk.block, chunk.offset, chunk.data)
+        self.admit(piece.place)
+        return piece
+
+    def admit(self, place: Place) -> None:
+        """Let a chunk come.
+
+        Errors: InvalidArgument when it is not within what was announced.
+        """
+        if not 1 <= place.size <= CHUNK_BYTES_MAX:
+            raise InvalidArgument(f"put: a chunk has 1..{CHUNK_BYTES_MAX} bytes, got {place.size}")
+        bytes_max, part = self._limits.get(place.part, (0, PartBlocks(place.part, 0, 0)))
+        if not part.first <= place.block < part.first + part.count:
             raise InvalidArgument(
-                f"put: part {chunk.part}: blocks {part.first}..{part.first + part.count} were announced, "
-                f"got block {chunk.block}"
+                f"put: part {place.part}: blocks {part.first}..{part.first + part.count} were announced, "
+                f"got block {place.block}"
             )
-        if chunk.offset + size > bytes_max:
+        if place.offset + place.size > bytes_max:
             raise InvalidArgument(
-                f"put: part {chunk.part} has at most {bytes_max} bytes a block, "
-                f"got {size} at offset {chunk.offset}"
+                f"put: part {place.part} has at most {bytes_max} bytes a block, "
+                f"got {place.size} at offset {place.offset}"
             )
-        self._bytes += size
+        self._bytes += place.size
         if self._bytes > self._bytes_max:
             raise InvalidArgument(f"put: {self._bytes_max} bytes were announced, got {self._bytes}")
-        return Piece(chunk.part, chunk.block, chunk.offset, chunk.data)
 
 
 class Landing:
@@ -96,14 +118,31 @@ class Landing:
 
         Errors: InvalidArgument when it is no piece of its block, or out of order.
         """
-        if piece.part >= len(self._layout.parts):
+        if (room := self.room(piece.place)) is not None:
+            np.copyto(np.frombuffer(room, np.uint8), np.frombuffer(piece.data, np.uint8))
+            self.filled(piece.place)
+
+    def room(self, place: Place) -> memoryview | None:
+        """Return where a chunk is to be put, to be told by `filled` when it is there; None when nobody waits
+        for it.
+
+        Errors: InvalidArgument when it is no piece of its block, or out of order.
+        """
+        if place.part >= len(self._layout.parts):
             raise InvalidArgument(
-                f"put: part {piece.part} is not in the layout of {len(self._layout.parts)} parts"
+                f"put: part {place.part} is not in the layout of {len(self._layout.parts)} parts"
             )
-        for target in self._targets:
-            if target.holds(piece):
-                target.land(piece)
-                return
+        target = self._target_of(place)
+        return None if target is None else target.room(place)
+
+    def filled(self, place: Place) -> None:
+        """Check a block when it is whole, right behind its last chunk."""
+        target = self._target_of(place)
+        assert target is not None
+        target.filled(place)
+
+    def _target_of(self, place: Place) -> _Target | None:
+        return next((target for target in self._targets if target.holds(place)), None)
 
     def good_blocks(self) -> int:
         """Return the first block that is missing or wrong in some part, or the end of what was reserved."""
@@ -165,24 +204,26 @@ class _Target:
         for view in images(extent, part):
             self._rows += list(np.frombuffer(view, np.uint8).reshape(-1, part.stride_bytes))
 
-    def holds(self, piece: Piece) -> bool:
-        return piece.part == self.part.index and self.first <= piece.block < self.first + self.count
+    def holds(self, place: Place) -> bool:
+        return place.part == self.part.index and self.first <= place.block < self.first + self.count
 
-    def land(self, piece: Piece) -> None:
+    def room(self, place: Place) -> memoryview | None:
         if self._broken:
-            return
-        length = self._source.length(piece.block)
+            return None
+        length = self._source.length(place.block)
         at = self.first + self.good
-        if piece.block != at or piece.offset != self._filled or piece.offset + len(piece.data) > length:
+        if place.block != at or place.offset != self._filled or place.offset + place.size > length:
             raise InvalidArgument(
-                f"put: part {piece.part}: expected block {at} offset {self._filled} of {length} bytes, "
-                f"got block {piece.block} offset {piece.offset} with {len(piece.data)} bytes"
+                f"put: part {place.part}: expected block {at} offset {self._filled} of {length} bytes, "
+                f"got block {place.block} offset {place.offset} with {place.size} bytes"
             )
-        row = self._rows[self.good]
-        np.copyto(row[piece.offset : piece.offset + len(piece.data)], np.frombuffer(piece.data, np.uint8))
-        self._filled += len(piece.data)
+        return memoryview(self._rows[self.good])[place.offset : place.offset + place.size]  # type: ignore[arg-type]
+
+    def filled(self, place: Place) -> None:
+        self._filled += place.size
+        length = self._source.length(place.block)
         if self._filled == length:
-            self._finish(row, length)
+            self._finish(self._rows[self.good], length)
 
     def _finish(self, row: npt.NDArray[np.uint8], length: int) -> None:
         image = memoryview(row)  # type: ignore[arg-type]  # numpy's stubs lag behind the buffer protocol

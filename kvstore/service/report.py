@@ -21,6 +21,7 @@ class Report:
     boot_id: int
     address: str
     tcp_address: str
+    byte_port: int
     metrics_address: str
     arena: str
     ssd: str
@@ -32,6 +33,7 @@ class Report:
         yield f"  socket     {self.address}"
         if self.tcp_address:
             yield f"  tcp        {self.tcp_address}"
+            yield f"  payload    {f'port {self.byte_port}' if self.byte_port else 'in gRPC: no byte port'}"
         yield f"  host       {self.arena}"
         yield f"  ssd        {self.ssd}"
         if self.recovery is not None:

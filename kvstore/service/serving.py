@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import signal
+import socket
+import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,13 +18,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kvstore.clock import Clock, SystemClock
+from kvstore.rpc.packets import SOCKET_SUFFIX
 from kvstore.rpc.v1 import admin_pb2, admin_pb2_grpc, data_pb2, data_pb2_grpc
-from kvstore.service.access import CallerOf, TokenCallers, trusted
+from kvstore.service.access import CallerOf, TokenCallers, trusted, trusted_token
 from kvstore.service.admin import AdminServicer
+from kvstore.service.byte_listener import ByteListener, CallerOfToken, bind_byte_port, server_tls
+from kvstore.service.byte_port import BytePort
 from kvstore.service.framed import Framed
 from kvstore.service.gate import Gate, State
 from kvstore.service.limits import Budget
 from kvstore.service.listen import TokenCheck, bind_tcp, bind_unix, new_server
+from kvstore.service.plain_socket import bind_plain
 from kvstore.service.servicer import DataServicer, SessionNumbers
 from kvstore.service.session import Offer
 from kvstore.service.store import Store
@@ -71,7 +77,18 @@ class Serving:
         self._tokens: Tokens | None = None
         self._reloading: asyncio.Future[bool] | None = None
         self.budget = Budget("framed puts", bytes_max=settings.server.put_bytes_max)
+        self.payload = BytePort(
+            self._verbs(),
+            generations=store.arena.generations,
+            events=store.events,
+            budget=self.budget,
+            streams_max=settings.server.streams_max,
+            idle_seconds=settings.server.stream_idle_seconds,
+            message_bytes_max=settings.server.message_bytes_max,
+        )
+        self._byte_listeners: list[ByteListener] = []
         self.tcp_address = ""
+        self.byte_port = 0
 
     async def start(self) -> None:
         """Bind and serve; the gate stays shut until `open_gate`.
@@ -85,7 +102,7 @@ class Serving:
         path = self._store.socket
         needs_tokens = bool(server.tcp_address) or server.socket_tokens
         self._tokens = await asyncio.to_thread(Tokens, server) if needs_tokens else None
-        caller_of, check = self._fence()
+        caller_of, caller_of_token, check = self._fence()
         local = new_server(server, check=check if server.socket_tokens else None)
         if server.socket_tokens:
             self._add_services(local, self._offer(local=False), caller_of)
@@ -94,17 +111,31 @@ class Serving:
         bind_unix(local, path, server)
         self._socket = path
         self._servers.append(local)
+        if (plain := bind_plain(path, server)) is not None:
+            who = caller_of_token if server.socket_tokens else trusted_token
+            self._byte_listeners.append(self._byte_listener(plain, who))
         if server.tcp_address:
             remote = new_server(server, check=check)
-            self._add_services(remote, self._offer(local=False), caller_of)
             self.tcp_address = bind_tcp(remote, server)
+            if (listening := bind_byte_port(server, self.tcp_address)) is not None:
+                self.byte_port = int(listening.getsockname()[1])
+                tls = server_tls(server)
+                self._byte_listeners.append(self._byte_listener(listening, caller_of_token, tls))
+            self._add_services(remote, self._offer(local=False, byte_port=self.byte_port), caller_of)
             self._servers.append(remote)
         for each in self._servers:
             await each.start()
+        for listener in self._byte_listeners:
+            listener.start()
 
-    def _fence(self) -> tuple[CallerOf, TokenCheck | None]:
+    def _byte_listener(
+        self, listening: socket.socket, caller_of: CallerOfToken, tls: ssl.SSLContext | None = None
+    ) -> ByteListener:
+        return ByteListener(listening, self.payload, caller_of=caller_of, events=self._store.events, tls=tls)
+
+    def _fence(self) -> tuple[CallerOf, CallerOfToken, TokenCheck | None]:
         if self._tokens is None:
-            return trusted, None
+            return trusted, trusted_token, None
         server = self._settings.server
         callers = TokenCallers(
             self._tokens,
@@ -112,7 +143,7 @@ class Serving:
             streams_max=server.connection_streams_max,
             clock=self._clock,
         )
-        return callers.of, TokenCheck(self._tokens, self._store.events)
+        return callers.of, callers.of_token, TokenCheck(self._tokens, self._store.events)
 
     def reload_tokens(self) -> None:
         """Read the tokens again, on a thread of its own: files are read."""
@@ -120,8 +151,7 @@ class Serving:
             self._reloading = asyncio.ensure_future(asyncio.to_thread(self._tokens.reload))
 
     def _add_services(self, server: grpc.aio.Server, offer: Offer, caller_of: CallerOf) -> None:
-        store, gate = self._store, self._gate
-        verbs = Verbs(store.ladder, gate=gate, boot_id=store.boot_id)
+        store, gate, verbs = self._store, self._gate, self._verbs()
         framed = Framed(
             verbs,
             workers=self._workers,
@@ -152,13 +182,17 @@ class Serving:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
-    def _offer(self, *, local: bool) -> Offer:
+    def _verbs(self) -> Verbs:
+        return Verbs(self._store.ladder, gate=self._gate, boot_id=self._store.boot_id)
+
+    def _offer(self, *, local: bool, byte_port: int = 0) -> Offer:
         server, store = self._settings.server, self._store
         return Offer(
             arena_path=str(store.arena.path) if local else "",
             arena_bytes=store.arena.size_bytes if local else 0,
             arena_id=store.arena.arena_id if local else 0,
             lock_path=str(store.locks.path) if local else "",
+            byte_port=byte_port,
             message_bytes_max=server.message_bytes_max,
             requests_max=server.session_requests_max,
             queue_max=server.session_queue_max,
@@ -178,15 +212,22 @@ class Serving:
 
     async def stop(self) -> None:
         """End all streams and remove the socket."""
-        await asyncio.gather(*(server.stop(STOP_GRACE_SECONDS) for server in self._servers))
+        stopping = (server.stop(STOP_GRACE_SECONDS) for server in self._servers)
+        await asyncio.gather(*stopping, asyncio.to_thread(self._stop_payload))
         self.remove_socket()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
+    def _stop_payload(self) -> None:
+        for listener in self._byte_listeners:
+            listener.stop()
+        self.payload.stop(grace_seconds=STOP_GRACE_SECONDS)
+
     def remove_socket(self) -> None:
-        """Remove the socket file, if it is still there; idempotent."""
+        """Remove the socket files, if they are still there; idempotent."""
         path, self._socket = self._socket, None
         if path is not None:
             path.unlink(missing_ok=True)
+            Path(f"{path}{SOCKET_SUFFIX}").unlink(missing_ok=True)
 
 
 class Signals:

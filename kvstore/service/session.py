@@ -47,12 +47,15 @@ Context = grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionReply]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a listener offers to its sessions. Without `arena_path` clients use the framed streams."""
+    """What a listener offers to its sessions. Without `arena_path` payload goes through the daemon: over the
+    byte port of the TCP listener, 0 for none, or the framed streams.
+    """
 
     arena_path: str = ""
     arena_bytes: int = 0
     arena_id: int = 0
     lock_path: str = ""
+    byte_port: int = 0
     message_bytes_max: int
     requests_max: int
     queue_max: int
@@ -184,6 +187,7 @@ class Session:
             session=self.number,
             server=f"kvstore {__version__}",
             message_bytes_max=self._offer.message_bytes_max,
+            byte_port=self._offer.byte_port,
         )
         if maps:
             reply.arena_path = self._offer.arena_path

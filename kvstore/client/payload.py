@@ -1,0 +1,247 @@
+"""Connections for payload beside a link's session: dialled when needed, kept for the next request."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvstore.client import fork
+from kvstore.client.deadline import Deadline
+from kvstore.client.dial import Target
+from kvstore.errors import InvalidArgument, TierUnavailable
+from kvstore.rpc.channel import MESSAGE_BYTES_MAX
+from kvstore.rpc.packets import SOCKET_SUFFIX, Header, Kind, error_from_body, greet, header_of, packet
+from kvstore.rpc.pipe import Left, Pipe
+from kvstore.rpc.v1 import data_pb2 as pb
+
+_log = logging.getLogger(__name__)
+DIAL_SECONDS = 1.0
+IDLE_MAX = 8
+
+
+class NoPayload(Exception):
+    """There is no connection for payload: it goes through gRPC."""
+
+
+class Asked:
+    """One request on a connection, and its answer as it comes.
+
+    Threads: one.
+    """
+
+    def __init__(self, pipe: Pipe, left: Left) -> None:
+        self.pipe = pipe
+        self.left = left
+        self.is_over = False
+        """Whether the whole answer has come: the connection can take another request."""
+
+    def send(self, kind: Kind, body: bytes) -> None:
+        """Send the request.
+
+        Errors: OSError.
+        """
+        self.pipe.write([packet(kind, body)], self.left)
+
+    def header(self) -> Header:
+        """Read the next header.
+
+        Errors: OSError; TierUnavailable on one that cannot be read.
+        """
+        return self.read_then_header([])
+
+    def read_then_header(self, views: list[memoryview]) -> Header:
+        """Fill views with the body of a packet and read the header behind it, which is known to follow.
+
+        Errors: as `header`.
+        """
+        head = bytearray(24)
+        self.pipe.read([*views, memoryview(head)], self.left)
+        try:
+            return header_of(head, limit=MESSAGE_BYTES_MAX)
+        except InvalidArgument as error:
+            raise TierUnavailable(f"payload: the daemon's answer cannot be read: {error}") from error
+
+    def body(self, header: Header) -> bytes:
+        """Read the body of a message.
+
+        Errors: OSError; what the daemon says, where the message is an error.
+        """
+        body = self.pipe.body(header, self.left)
+        if header.kind is Kind.ERROR:
+            raise error_from_body(body)
+        return body
+
+
+class Payload:
+    """The connections of one link. Without a byte port, or when it cannot be dialled, there are none.
+
+    Each request has a connection of its own while it lasts.
+    Threads: any.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._place: str | tuple[str, int] | None = None
+        if target.is_unix:
+            self._place = f"{target.socket_path}{SOCKET_SUFFIX}"
+        self._lock = threading.Lock()
+        self._idle: list[Pipe] = []
+        self._pipes: set[Pipe] = set()
+        self._tls: ssl.SSLContext | None = None
+        self._closed = False
+        fork.watch(self)
+
+    def offer(self, port: int) -> None:
+        """Take note of the byte port that a TCP listener has, 0 for none."""
+        if not self._target.is_unix:
+            self._place = (self._target.host, port) if port else None
+
+    @contextmanager
+    def asking(self, kind: Kind, body: bytes, deadline: Deadline) -> Iterator[tuple[Asked, Header]]:
+        """Send a request; yield the exchange and the first header of the answer. The connection is kept if
+        the whole answer was read.
+
+        Errors: NoPayload; DeadlineExceeded; TierUnavailable; what the daemon greets with.
+        """
+        try:
+            asked, header = self._begun(kind, body, deadline)
+        except TimeoutError as error:
+            raise deadline.exceeded("payload: no answer from the daemon") from error
+        except OSError as error:
+            raise TierUnavailable(f"payload: the connection broke: {error}") from error
+        try:
+            yield asked, header
+        except TimeoutError as error:
+            raise deadline.exceeded("payload: the daemon stopped") from error
+        except OSError as error:
+            raise TierUnavailable(f"payload: the connection broke: {error}") from error
+        finally:
+            self._give_back(asked)
+
+    def close(self) -> None:
+        """End all connections, also under who uses them; idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for pipe in self._pipes:
+                pipe.cut()
+        for pipe in idle:
+            self._end(pipe)
+
+    def after_fork(self) -> None:
+        """Let go of the parent's connections, which are not ours to end."""
+        pipes, self._pipes, self._idle, self._closed = self._pipes, set(), [], True
+        for pipe in pipes:
+            pipe.drop()
+
+    def _begun(self, kind: Kind, body: bytes, deadline: Deadline) -> tuple[Asked, Header]:
+        while True:
+            pipe = self._kept()
+            is_new = pipe is None
+            asked = Asked(pipe or self._dial(deadline), deadline.left)
+            try:
+                asked.send(kind, body)
+                return asked, asked.header()
+            except TimeoutError:
+                self._end(asked.pipe)
+                raise
+            except OSError:
+                self._end(asked.pipe)
+                # A kept connection may have been closed at this very moment; nothing was answered on it.
+                if is_new:
+                    raise
+            except BaseException:
+                self._end(asked.pipe)
+                raise
+
+    def _kept(self) -> Pipe | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                pipe = self._idle.pop()
+            if pipe.is_quiet():
+                return pipe
+            self._end(pipe)
+
+    def _give_back(self, asked: Asked) -> None:
+        with self._lock:
+            if asked.is_over and not self._closed and len(self._idle) < IDLE_MAX:
+                self._idle.append(asked.pipe)
+                return
+        self._end(asked.pipe)
+
+    def _end(self, pipe: Pipe) -> None:
+        with self._lock:
+            self._pipes.discard(pipe)
+        pipe.close()
+
+    def _dial(self, deadline: Deadline) -> Pipe:
+        place = self._place
+        if place is None:
+            raise NoPayload
+        limit = min(DIAL_SECONDS, deadline.left())
+        if limit <= 0:
+            raise TimeoutError
+        try:
+            sock = self._connected(place, limit)
+        except OSError as error:
+            if limit < DIAL_SECONDS and isinstance(error, TimeoutError):
+                raise  # the caller's time, not the port's fault
+            self._give_up(error)
+            raise NoPayload from error
+        try:
+            sock.settimeout(max(0.001, min(DIAL_SECONDS, deadline.left())))
+            greet(sock, pb.PURPOSE_PAYLOAD, token=self._target.token)
+            pipe = Pipe(sock)
+        except (OSError, TierUnavailable) as error:
+            # Somebody listens: a daemon that is hung, or just ends. The next request may try again.
+            sock.close()
+            raise NoPayload from error
+        except InvalidArgument as error:
+            sock.close()
+            self._give_up(error)
+            raise NoPayload from error
+        except BaseException:
+            sock.close()
+            raise
+        with self._lock:
+            if not self._closed:
+                self._pipes.add(pipe)
+                return pipe
+        pipe.close()
+        raise TierUnavailable("link: the connection this came from is over")
+
+    def _give_up(self, error: Exception) -> None:
+        with self._lock:
+            place, self._place = self._place, None
+        if place is not None:
+            _log.warning(
+                "payload goes through gRPC, which is slower: its own port cannot be dialled",
+                extra={"address": str(place), "cause": str(error) or repr(error)},
+            )
+
+    def _connected(self, place: str | tuple[str, int], seconds: float) -> socket.socket:
+        if isinstance(place, str):
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                sock.settimeout(seconds)
+                sock.connect(place)
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+        sock = socket.create_connection(place, timeout=seconds)
+        if self._target.tls is None:
+            return sock
+        try:
+            if self._tls is None:
+                self._tls = self._target.tls_context()
+            return self._tls.wrap_socket(sock, server_hostname=place[0])
+        except BaseException:
+            sock.close()
+            raise
