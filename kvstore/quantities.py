@@ -70,3 +70,14 @@ def parse_mode(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0o600 <= value <= 0o777:
         raise ValueError('expected an octal file mode in text, "0600" to "0777"')
     return value
+
+
+def parse_port(value: object) -> str:
+    """Return a TCP port, `next` or `off` as text.
+
+    Errors: ValueError saying what is accepted.
+    """
+    text = str(value)
+    if text not in ("next", "off") and not (re.fullmatch(r"[0-9]{1,5}", text) and 0 < int(text) < 65536):
+        raise ValueError("expected a port (1 to 65535), next or off")
+    return text

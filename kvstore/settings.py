@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from kvstore.errors import SettingsError
 from kvstore.paths import SOCKET_NAME, data_directory, runtime_directory
-from kvstore.quantities import GIB, MIB, parse_bytes, parse_mode, parse_seconds
+from kvstore.quantities import GIB, MIB, parse_bytes, parse_mode, parse_port, parse_seconds
 from kvstore.retention import SHIPPED_CLASSES, RetentionClass
 from kvstore.types import Admission, Tier, TtlMode
 
@@ -51,19 +51,12 @@ def _auto_or_bytes(value: object) -> object:
     return value if value == "auto" else parse_bytes(value)
 
 
-def _byte_port(value: object) -> object:
-    text = str(value)
-    if text not in ("next", "off") and not (text.isdecimal() and 0 < int(text) < 65536):
-        raise ValueError("expected a port, 'next' or 'off'")
-    return text
-
-
 StoredTier = Annotated[Tier, AfterValidator(_stored_tier)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 AutoBytes = Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 FileMode = Annotated[int, BeforeValidator(parse_mode)]
-BytePort = Annotated[str, BeforeValidator(_byte_port)]
+BytePort = Annotated[str, BeforeValidator(parse_port)]
 Command = Annotated[tuple[str, ...], BeforeValidator(_words)]
 FilePath = Annotated[Path, AfterValidator(_not_empty)]
 

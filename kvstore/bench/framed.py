@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from kvstore.bench import prompt, rows
 from kvstore.bench.harness import Bench, timed
 from kvstore.bench.prompt import Array, Prompt
 from kvstore.bench.rows import Row
-from kvstore.client import Client, Transport
+from kvstore.cli.connection import Daemon
+from kvstore.client import Client, ClientLimits
 from kvstore.layout import Layout
 from kvstore.namespace import Namespace
 
@@ -25,18 +27,24 @@ def run(bench: Bench) -> Iterator[Row]:
     space = Namespace(model="bench-framed", weights="none", layout=layout, block_tokens=16)
     source = prompt.random_bytes(PIECES, PIECE_BYTES, seed=9)
     into = prompt.warm_buffer(PIECES, PIECE_BYTES)
-    with bench.daemon(arena_bytes=ARENA_BYTES) as child, ExitStack() as stack:
+    token = secrets.token_hex(16)
+    tcp = {"server.tcp_address": "127.0.0.1:0", "server.token": token, "server.plaintext_loopback": "true"}
+    with bench.daemon(arena_bytes=ARENA_BYTES, settings=tcp) as child, ExitStack() as stack:
         mapped = stack.enter_context(Client(child.address))
-        framed = stack.enter_context(Client(child.address, transport=Transport.FRAMED))
+        with Daemon(child.address) as daemon:
+            address = daemon.status()["tcp_address"]
+        limits = ClientLimits(plaintext_on_loopback=True)
+        remote = stack.enter_context(Client(address, token=token, limits=limits))
         Prompt.draw(mapped.open(space), PIECES, seed=1).store(source, retention_class="swa")
-        stored = Prompt.draw(framed.open(space), PIECES, seed=1)
+        stored = Prompt.draw(remote.open(space), PIECES, seed=1)
         plain = stack.enter_context(closing(Loopback(source)))
         timings = bench.alternate(
             "framed",
             fetch=lambda: timed(lambda: stored.fetch(into, verify=False)),
             socket=lambda: timed(lambda: plain.receive(into)),
         )
-    yield timings.row(rows.FRAMED, "fetch", "socket", note=f"{PIECES} pieces of 1 MiB; digests not checked")
+    note = f"{PIECES} pieces of 1 MiB, TCP without TLS; digests not checked"
+    yield timings.row(rows.FRAMED, "fetch", "socket", note=note)
 
 
 class Loopback:

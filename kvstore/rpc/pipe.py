@@ -121,6 +121,8 @@ class Pipe:
         return self._peek() is None
 
     def _peek(self) -> bytes | None:
+        if self._is_tls:
+            self.sock.settimeout(0.0)  # Python's own timeout waits in spite of the flag
         try:
             # Of the socket below TLS: what comes there unasked is its end.
             return socket.socket.recv(self.sock, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)

@@ -33,7 +33,7 @@ class FetchExchange(Exchange):
 
         Errors: LeaseExpired, DeadlineExceeded when nobody reads; those of admission.
         """
-        request = pb.FetchRequest.FromString(self._pipe.body(header, lambda: self._desk.idle_seconds))
+        request = pb.FetchRequest.FromString(self._pipe.body(header, countdown(self._desk.idle_seconds)))
         with self._desk.verbs.gate.place("streams"), caller.stream():
             self._desk.verbs.admit_fetch(request.lease, caller)
             ladder = self._desk.verbs.ladder
@@ -46,7 +46,7 @@ class FetchExchange(Exchange):
             while not progress.done:
                 progress = self._next(news, request.lease)
                 self._send(progress, request, layout)
-            self._write([packet(Kind.END)])
+        self._write([packet(Kind.END)])
 
     def _next(self, news: queue.SimpleQueue[Progress], lease: int) -> Progress:
         """Wait for news; a lease that was released meanwhile brings none, and nobody may be left to hear."""

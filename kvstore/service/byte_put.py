@@ -35,22 +35,26 @@ class PutExchange(Exchange):
         """
         self.then = Then.CLOSE
         with self._desk.verbs.gate.place("streams"), caller.stream(), self._desk.budget.holding(header.size):
-            body = self._pipe.body(header, lambda: self._desk.idle_seconds)
+            body = self._pipe.body(header, countdown(self._desk.idle_seconds))
             self.then = Then.GO_ON
             message = pb.PutRequest(header=pb.PutRequest.Header.FromString(body))
             reserve, source, ack = wire.put_header_from_wire(message, session=caller.share or STREAMS_SHARE)
             self._desk.verbs.admit_put(reserve, caller)
-            answer = self._desk.verbs.ladder.reserve(reserve)
-            if not answer.reservation:
-                self._reply(answer.outcomes)
-                return
-            try:
-                outcomes = self._take(reserve, answer, source, ack)
-            except BaseException:
-                # Nothing of ours writes to the slots any more: they can be lent again at once.
-                self._desk.verbs.ladder.abort(answer.reservation)
-                raise
-            self._reply(outcomes)
+            outcomes = self._put(reserve, source, ack)
+        self._reply(outcomes)
+
+    def _put(
+        self, reserve: ReserveRequest, source: Sequence[PartDigests], ack: AckTier
+    ) -> tuple[OutcomeRun, ...]:
+        answer = self._desk.verbs.ladder.reserve(reserve)
+        if not answer.reservation:
+            return answer.outcomes
+        try:
+            return self._take(reserve, answer, source, ack)
+        except BaseException:
+            # Nothing of ours writes to the slots any more: they can be lent again at once.
+            self._desk.verbs.ladder.abort(answer.reservation)
+            raise
 
     def _take(
         self, reserve: ReserveRequest, answer: ReserveAnswer, source: Sequence[PartDigests], ack: AckTier

@@ -42,9 +42,11 @@ def place() -> Iterator[Path]:
 class Running:
     """A serving store and a channel to it."""
 
-    def __init__(self, gate: Gate, events: Events, channel: grpc.aio.Channel) -> None:
+    def __init__(self, serving: Serving, store: Store, gate: Gate, channel: grpc.aio.Channel) -> None:
+        self.serving = serving
+        self.ladder = store.ladder
         self.gate = gate
-        self.events = events
+        self.events = store.events
         self.channel = channel
         self.data = data_pb2_grpc.DataStub(channel)
         self.admin = admin_pb2_grpc.AdminStub(channel)
@@ -86,7 +88,7 @@ async def running(place: Path, **settings: object) -> AsyncIterator[Running]:
     gate.move(State.SERVING)
     try:
         async with grpc.aio.insecure_channel(server.address, options=CLIENT_OPTIONS) as channel:
-            yield Running(gate, events, channel)
+            yield Running(serving, store, gate, channel)
     finally:  # or a test that fails would take others along
         await serving.stop()
         await asyncio.to_thread(store.close, deadline_seconds=1.0)
