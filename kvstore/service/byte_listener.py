@@ -9,6 +9,8 @@ import ssl
 import threading
 from collections.abc import Callable
 
+from google.protobuf.message import DecodeError
+
 from kvstore.errors import InvalidArgument, KVStoreError, PermissionRefused, SettingsError, TierUnavailable
 from kvstore.events import Events
 from kvstore.rpc.channel import PROTOCOL
@@ -25,6 +27,7 @@ GREETING_SECONDS = 5.0
 GREETINGS_MAX = 64
 """Connections that have yet to say who they are; of more than that the oldest are closed."""
 BACKLOG = 128
+PORT_MAX = 65535
 PAUSE_SECONDS = 0.1
 CallerOfToken = Callable[[str, str], Caller]
 """Makes a caller of a token and the peer's name. Errors: PermissionRefused."""
@@ -152,7 +155,7 @@ class ByteListener:
             raise InvalidArgument(f"greeting: a connection begins with one, got {header.kind.name}")
         try:
             greeting = pb.Greeting.FromString(pipe.body(header, left))
-        except ValueError as error:
+        except DecodeError as error:
             raise InvalidArgument(f"greeting: {header.size} bytes that are no greeting") from error
         if greeting.protocol != PROTOCOL:
             raise InvalidArgument(
@@ -195,6 +198,8 @@ def bind_byte_port(settings: ServerSettings, tcp_address: str) -> socket.socket 
 
 
 def _listening(host: str, port: int) -> socket.socket:
+    if port > PORT_MAX:  # the resolver would take it modulo that
+        raise OverflowError(f"ports end at {PORT_MAX}")
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = found[0]
     both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()

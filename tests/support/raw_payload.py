@@ -41,6 +41,14 @@ def connected(address: Address) -> socket.socket:
     return sock
 
 
+def has_ended(sock: socket.socket) -> bool:
+    """Wait for the next byte or the end, and say which it is."""
+    try:
+        return not sock.recv(1)
+    except ConnectionResetError:
+        return True
+
+
 class Raw:
     """One greeted connection; a context manager that closes it."""
 
@@ -81,10 +89,7 @@ class Raw:
 
     def has_ended(self) -> bool:
         """Wait for the next byte or the end, and say which it is."""
-        try:
-            return not self.sock.recv(1)
-        except ConnectionResetError:
-            return True
+        return has_ended(self.sock)
 
     def begin_put(self, header: pb.PutRequest) -> pb.PutReply:
         """Send a put's header and return the first answer."""
