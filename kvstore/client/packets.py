@@ -70,10 +70,8 @@ def _progress(asked: Asked, header: Header, layout: Layout) -> Progress | None:
     Errors: what the daemon says; TierUnavailable.
     """
     asked.is_over = header.kind in (Kind.END, Kind.ERROR)
-    if header.kind is Kind.PROGRESS:
-        return progress_from_wire(pb.ProgressEvent.FromString(asked.body(header)), layout)
-    if header.kind is Kind.ERROR:
-        asked.body(header)
+    if header.kind in (Kind.PROGRESS, Kind.ERROR):
+        return progress_from_wire(asked.message(header, pb.ProgressEvent.FromString), layout)
     if header.kind is not Kind.END or header.size:
         raise TierUnavailable(f"fetch: the daemon answered with a packet of kind {header.kind.name}")
     return None
@@ -95,7 +93,7 @@ def news(
 def put(
     payload: Payload,
     layout: Layout,
-    header: pb.PutRequest,
+    begin: pb.PutRequest,
     sources: Sequence[Source],
     *,
     deadline: Deadline,
@@ -105,22 +103,25 @@ def put(
 
     Errors: as `fetch`.
     """
-    with payload.asking(Kind.PUT, header.header.SerializeToString(), deadline) as (asked, first):
-        reply = _put_reply(asked, first)
+    with payload.asking(Kind.PUT, begin.header.SerializeToString(), deadline) as (asked, header):
+        reply = _put_reply(asked, header)
         wanted = _reserved(reply)
         if not wanted.any():
             return reply
         asked.is_over = False
-        if _sent(asked, _batches(layout, sources, wanted, chunk_bytes)):
-            return _put_reply(asked, asked.header())
-        raise TierUnavailable("put: the daemon ended it without saying why")
+        if not _sent(asked, _batches(layout, sources, wanted, chunk_bytes)):
+            header = asked.header()
+            if header.kind is Kind.ERROR:
+                asked.message(header, pb.Error.FromString)
+            raise TierUnavailable("put: the daemon ended it before all was sent")
+        return _put_reply(asked, asked.header())
 
 
 def _put_reply(asked: Asked, header: Header) -> CommitAnswer:
     asked.is_over = header.kind in (Kind.PUT_REPLY, Kind.ERROR)
     if not asked.is_over:
         raise TierUnavailable(f"put: the daemon answered with a packet of kind {header.kind.name}")
-    return commit_answer_from_wire(pb.PutReply.FromString(asked.body(header)))
+    return commit_answer_from_wire(asked.message(header, pb.PutReply.FromString))
 
 
 def _reserved(reply: CommitAnswer) -> npt.NDArray[np.bool_]:
@@ -130,25 +131,20 @@ def _reserved(reply: CommitAnswer) -> npt.NDArray[np.bool_]:
 
 
 def _sent(asked: Asked, batches: Iterator[list[View]]) -> bool:
-    """Send all batches; the daemon that ends a put in its midst says why first.
+    """Send all batches; False when the daemon ends the put in its midst, of which it may tell why.
 
-    Errors: what it says; OSError.
+    Errors: TimeoutError.
     """
     try:
         for batch in batches:
             if not asked.pipe.is_quiet():
-                break
+                return False
             asked.pipe.write(batch, asked.left)
-        else:
-            return True
     except TimeoutError:
         raise
     except OSError:
-        # It may have been told before the connection broke.
-        pass
-    header = asked.header()
-    asked.body(header)
-    return False
+        return False
+    return True
 
 
 def _batches(

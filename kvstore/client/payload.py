@@ -6,18 +6,31 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
 
 from kvstore.client import fork
 from kvstore.client.deadline import Deadline
 from kvstore.client.dial import Target
 from kvstore.errors import InvalidArgument, TierUnavailable
 from kvstore.rpc.channel import MESSAGE_BYTES_MAX
-from kvstore.rpc.packets import SOCKET_SUFFIX, Header, Kind, error_from_body, greet, header_of, packet
+from kvstore.rpc.packets import (
+    HEADER_BYTES,
+    SOCKET_SUFFIX,
+    Header,
+    Kind,
+    error_from_body,
+    greet,
+    header_of,
+    packet,
+)
 from kvstore.rpc.pipe import Left, Pipe
 from kvstore.rpc.v1 import data_pb2 as pb
 
+M = TypeVar("M")
 _log = logging.getLogger(__name__)
 DIAL_SECONDS = 1.0
 IDLE_MAX = 8
@@ -58,22 +71,25 @@ class Asked:
 
         Errors: as `header`.
         """
-        head = bytearray(24)
+        head = bytearray(HEADER_BYTES)
         self.pipe.read([*views, memoryview(head)], self.left)
         try:
             return header_of(head, limit=MESSAGE_BYTES_MAX)
         except InvalidArgument as error:
             raise TierUnavailable(f"payload: the daemon's answer cannot be read: {error}") from error
 
-    def body(self, header: Header) -> bytes:
-        """Read the body of a message.
+    def message(self, header: Header, parse: Callable[[bytes], M]) -> M:
+        """Read the body of a packet as a message.
 
-        Errors: OSError; what the daemon says, where the message is an error.
+        Errors: OSError; what the daemon says, where it tells of an error; TierUnavailable.
         """
         body = self.pipe.body(header, self.left)
-        if header.kind is Kind.ERROR:
-            raise error_from_body(body)
-        return body
+        try:
+            if header.kind is Kind.ERROR:
+                raise error_from_body(body)
+            return parse(body)
+        except DecodeError as error:
+            raise TierUnavailable(f"payload: {len(body)} bytes that are no {header.kind.name}") from error
 
 
 class Payload:
@@ -99,6 +115,10 @@ class Payload:
         """Take note of the byte port that a TCP listener has, 0 for none."""
         if not self._target.is_unix:
             self._place = (self._target.host, port) if port else None
+
+    def __len__(self) -> int:
+        """Return how many connections there are."""
+        return len(self._pipes)
 
     @contextmanager
     def asking(self, kind: Kind, body: bytes, deadline: Deadline) -> Iterator[tuple[Asked, Header]]:
@@ -198,7 +218,7 @@ class Payload:
             sock.settimeout(max(0.001, min(DIAL_SECONDS, deadline.left())))
             greet(sock, pb.PURPOSE_PAYLOAD, token=self._target.token)
             pipe = Pipe(sock)
-        except (OSError, TierUnavailable) as error:
+        except (OSError, TierUnavailable, DecodeError) as error:
             # Somebody listens: a daemon that is hung, or just ends. The next request may try again.
             sock.close()
             raise NoPayload from error

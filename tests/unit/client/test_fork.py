@@ -6,7 +6,9 @@ import subprocess
 import sys
 import textwrap
 
+from kvstore.rpc.packets import Kind
 from tests.unit.client.fake_daemon import FakeDaemon
+from tests.unit.client.fake_port import FakePort
 
 # In a process of its own: gRPC must be imported after kvstore.client has prepared it for forks, and the
 # process of the tests holds the fake daemon.
@@ -53,14 +55,40 @@ SCRIPT = textwrap.dedent(
 )
 
 
-def test_a_forked_child_connects_by_itself(daemon: FakeDaemon) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, daemon.address],
+SCRIPT_FRAMED = SCRIPT.replace("limits=LIMITS", "limits=LIMITS, transport='framed'").replace(
+    "pid = os.fork()\nif pid == 0:\n",
+    "parents = client.runtime.connection.current.payload\n"
+    "assert len(parents) == 1\n"
+    "pid = os.fork()\n"
+    "if pid == 0:\n"
+    "    assert len(parents) == 0, 'the child lets go of what its parent has'\n",
+)
+
+
+def test_a_forked_child_leaves_its_parents_payload_connections_alone(daemon: FakeDaemon) -> None:
+    port = FakePort(daemon)
+    try:
+        done = _run(SCRIPT_FRAMED, daemon)
+    finally:
+        port.stop()
+    assert (done.returncode, done.stdout) == (0, "both are well\n"), done.stderr
+    # One of each process; the parent's serves before and after the fork.
+    assert len(port.greetings) == 2
+    assert port.requests == [Kind.PUT, *[Kind.FETCH] * 3]
+
+
+def _run(script: str, daemon: FakeDaemon) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, daemon.address],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def test_a_forked_child_connects_by_itself(daemon: FakeDaemon) -> None:
+    done = _run(SCRIPT, daemon)
     assert (done.returncode, done.stdout) == (0, "both are well\n"), done.stderr
     # The parent's session, then the child's; the parent's lives through the fork.
     assert len(daemon.metadata) == 2
