@@ -208,7 +208,7 @@ class Payload:
         if limit <= 0:
             raise TimeoutError
         try:
-            sock = self._connected(place, limit)
+            sock = _connected(place, limit)
         except OSError as error:
             if limit < DIAL_SECONDS and isinstance(error, TimeoutError):
                 raise  # the caller's time, not the port's fault
@@ -216,15 +216,16 @@ class Payload:
             raise NoPayload from error
         try:
             sock.settimeout(max(0.001, min(DIAL_SECONDS, deadline.left())))
+            sock = self._secured(sock)
             greet(sock, pb.PURPOSE_PAYLOAD, token=self._target.token)
             pipe = Pipe(sock)
+        except (InvalidArgument, ssl.SSLCertVerificationError) as error:
+            sock.close()
+            self._give_up(error)
+            raise NoPayload from error
         except (OSError, TierUnavailable, DecodeError) as error:
             # Somebody listens: a daemon that is hung, or just ends. The next request may try again.
             sock.close()
-            raise NoPayload from error
-        except InvalidArgument as error:
-            sock.close()
-            self._give_up(error)
             raise NoPayload from error
         except BaseException:
             sock.close()
@@ -245,23 +246,22 @@ class Payload:
                 extra={"address": str(place), "cause": str(error) or repr(error)},
             )
 
-    def _connected(self, place: str | tuple[str, int], seconds: float) -> socket.socket:
-        if isinstance(place, str):
-            sock = socket.socket(socket.AF_UNIX)
-            try:
-                sock.settimeout(seconds)
-                sock.connect(place)
-            except BaseException:
-                sock.close()
-                raise
-            return sock
-        sock = socket.create_connection(place, timeout=seconds)
+    def _secured(self, sock: socket.socket) -> socket.socket:
         if self._target.tls is None:
             return sock
-        try:
-            if self._tls is None:
-                self._tls = self._target.tls_context()
-            return self._tls.wrap_socket(sock, server_hostname=place[0])
-        except BaseException:
-            sock.close()
-            raise
+        if self._tls is None:
+            self._tls = self._target.tls_context()
+        return self._tls.wrap_socket(sock, server_hostname=self._target.host)
+
+
+def _connected(place: str | tuple[str, int], seconds: float) -> socket.socket:
+    if not isinstance(place, str):
+        return socket.create_connection(place, timeout=seconds)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(seconds)
+        sock.connect(place)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -66,10 +66,18 @@ def shared_daemon() -> Iterator[Served]:
     home.remove()
 
 
-@pytest.fixture(params=[Transport.MAPPED, Transport.FRAMED])
-def shared_client(shared_daemon: Served, request: pytest.FixtureRequest) -> Iterator[Client]:
-    with Client(shared_daemon.home.address, transport=request.param, limits=LIMITS) as connected:
+@pytest.fixture(params=["mapped", "packets", "streams"])
+def shared_client(
+    shared_daemon: Served, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Client]:
+    """Return a client of each way for payload: the arena, a socket of its own, gRPC."""
+    if request.param == "streams":
+        monkeypatch.setattr("kvstore.client.payload.SOCKET_SUFFIX", ".nobody-listens-here")
+    transport = Transport.MAPPED if request.param == "mapped" else Transport.FRAMED
+    with Client(shared_daemon.home.address, transport=transport, limits=LIMITS) as connected:
         yield connected
+        link = connected.runtime.connection.current
+        assert link is None or len(link.payload) == 0 or request.param != "streams"
 
 
 @pytest.fixture

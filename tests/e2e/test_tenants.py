@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -17,6 +18,7 @@ from kvstore.client import Client, ClientLimits, Transport
 from kvstore.errors import PermissionRefused
 from kvstore.rpc import wire
 from kvstore.rpc.channel import bearer
+from kvstore.rpc.packets import SOCKET_SUFFIX
 from kvstore.rpc.v1 import admin_pb2
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.types import MatchMode
@@ -27,6 +29,7 @@ from tests.fuzz.probes import SPACES, STORED, TOKENS
 
 ADMIN = "admin-token-of-20-characters"
 PROBES = 100
+WAYS = {"packets": (), "streams": ("--set", "server.byte_port=off")}
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 
 
@@ -142,10 +145,14 @@ def test_a_tenant_reaches_its_own_and_nothing_of_the_administration(home: Home) 
         assert not any(token in said for token in (*TOKENS.values(), ADMIN))
 
 
+@pytest.mark.parametrize("way", ["packets", "streams"])
 @pytest.mark.parametrize("listener", ["tcp", "unix"])
-def test_the_client_of_a_tenant(home: Home, listener: str) -> None:
-    with Served(home, *plain_flags(home), "--set", "server.socket_tokens=true") as daemon:
+def test_the_client_of_a_tenant(home: Home, listener: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.payload.DIAL_SECONDS", 20.0)  # also on a busy machine
+    with Served(home, *plain_flags(home), "--set", "server.socket_tokens=true", *WAYS[way]) as daemon:
         address = daemon.fact("tcp") if listener == "tcp" else home.address
+        if way == "streams":
+            Path(f"{home.socket}{SOCKET_SUFFIX}").unlink()
         limits = ClientLimits(plaintext_on_loopback=True)
         with Client(address, token=TOKENS["acme"], limits=limits) as client:
             store = client.open(SPACES["acme"])
@@ -153,6 +160,9 @@ def test_the_client_of_a_tenant(home: Home, listener: str) -> None:
             source = np.arange(4 * blocks.PART.bytes_max, dtype=np.uint8).reshape(4, -1)
             assert store.put(store.root, keys, source).stored == 4
             assert client.transport is Transport.FRAMED
+            link = client.runtime.connection.current
+            assert link is not None
+            assert len(link.payload) == (1 if way == "packets" else 0)
             into = np.zeros_like(source)
             assert store.get(keys, into).blocks == 4
             assert np.array_equal(into, source)
