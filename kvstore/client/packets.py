@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +16,14 @@ from kvstore.client.receiving import Receiver
 from kvstore.errors import TierUnavailable
 from kvstore.layout import Layout
 from kvstore.rows import Bytes
-from kvstore.rpc.packets import Header, Kind
+from kvstore.rpc.packets import HEADER_BYTES, Header, Kind
 from kvstore.rpc.pipe import VIEWS_MAX, View
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.rpc.wire import commit_answer_from_wire, progress_from_wire
 from kvstore.types import PutOutcome
 
-BATCH_BYTES = 2 << 20
-"""Sent in one system call, if its socket takes them."""
+BATCH_BYTES = 1 << 20
+"""Sent or received in one system call."""
 
 
 def fetch(
@@ -37,7 +38,7 @@ def fetch(
         while True:
             following: Header | None = None
             if header.kind is Kind.CHUNK:
-                following = _chunk(asked, header, receiver)
+                following = _blocks(asked, header, receiver)
             elif (progress := _progress(asked, header, layout)) is not None:
                 receiver.progress(progress)
             if asked.is_over or (not receiver.done and receiver.has_enough):
@@ -45,23 +46,59 @@ def fetch(
             header = asked.header() if following is None else following
 
 
+def _blocks(asked: Asked, header: Header, receiver: Receiver) -> Header | None:
+    """Receive what a header announces, and whole blocks behind it that are known to follow; returns the next
+    header where one is known to follow.
+    """
+    part, block, size = header.part, header.block, header.size
+    blocks = receiver.next_blocks(part, block, bytes_max=BATCH_BYTES)
+    if not blocks or header.offset or size != sum(map(len, blocks[0])):
+        return _chunk(asked, header, receiver)
+    # Between two system calls a socket is idle: with many small blocks, for longer than it works.
+    heads = [bytearray(HEADER_BYTES) for _ in blocks]
+    with _Targets(view for pieces in blocks for view in pieces) as targets:
+        views: list[memoryview] = []
+        for pieces, head in zip(blocks, heads, strict=True):
+            views += [*itertools.islice(targets, len(pieces)), memoryview(head)]
+        is_followed = receiver.is_followed(len(blocks))
+        asked.pipe.read(views if is_followed else views[:-1], asked.left)
+    for index, pieces in enumerate(blocks[1:], start=1):
+        if heads[index - 1] != Header(Kind.CHUNK, sum(map(len, pieces)), part, block + index).pack():
+            raise TierUnavailable(f"fetch: block {block + index} of part {part} did not follow as announced")
+    receiver.arrived_whole(part, block, len(blocks))
+    return asked.header_in(heads[-1]) if is_followed else None
+
+
 def _chunk(asked: Asked, header: Header, receiver: Receiver) -> Header | None:
-    """Receive a chunk; returns the next header where one is known to follow."""
+    """Receive one chunk; returns as `_blocks`."""
     part, block, size = header.part, header.block, header.size
     views = receiver.room(part, block, offset=header.offset, size=size) or [np.empty(size, np.uint8)]
-    # Rows with gaps go over a copy.
-    whole = [view if view.flags.c_contiguous else np.empty(len(view), np.uint8) for view in views]
-    targets = [memoryview(view) for view in whole]  # type: ignore[arg-type]  # numpy's stubs lag
-    following: Header | None = None
-    if receiver.is_followed(part, block):
-        following = asked.read_then_header(targets)
-    else:
-        asked.pipe.read(targets, asked.left)
-    for view, copy in zip(views, whole, strict=True):
-        if view is not copy:
-            np.copyto(view, copy)
+    head, is_followed = memoryview(bytearray(HEADER_BYTES)), receiver.is_followed(1)
+    with _Targets(views) as targets:
+        asked.pipe.read([*targets, head] if is_followed else [*targets], asked.left)
     receiver.arrived(part, block, size=size)
-    return following
+    return asked.header_in(head) if is_followed else None
+
+
+class _Targets:
+    """Views that a socket can fill in place of those of an array; rows with gaps go over a copy."""
+
+    def __init__(self, views: Iterable[Bytes]) -> None:
+        self._copies: list[tuple[Bytes, Bytes]] = []
+        self._views = iter([self._filled(view) for view in views])
+
+    def _filled(self, view: Bytes) -> memoryview:
+        if not view.flags.c_contiguous:
+            self._copies.append((view, np.empty(len(view), np.uint8)))
+            view = self._copies[-1][1]
+        return memoryview(view)  # type: ignore[arg-type]  # numpy's stubs lag behind the buffer protocol
+
+    def __enter__(self) -> Iterator[memoryview]:
+        return self._views
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for view, copy in self._copies:
+            np.copyto(view, copy)
 
 
 def _progress(asked: Asked, header: Header, layout: Layout) -> Progress | None:

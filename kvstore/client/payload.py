@@ -64,15 +64,16 @@ class Asked:
 
         Errors: OSError; TierUnavailable on one that cannot be read.
         """
-        return self.read_then_header([])
-
-    def read_then_header(self, views: list[memoryview]) -> Header:
-        """Fill views with the body of a packet and read the header behind it, which is known to follow.
-
-        Errors: as `header`.
-        """
         head = bytearray(HEADER_BYTES)
-        self.pipe.read([*views, memoryview(head)], self.left)
+        self.pipe.read([memoryview(head)], self.left)
+        return self.header_in(head)
+
+    @staticmethod
+    def header_in(head: bytearray | memoryview) -> Header:
+        """Return the header that was read.
+
+        Errors: TierUnavailable on one that cannot be read.
+        """
         try:
             return header_of(head, limit=MESSAGE_BYTES_MAX)
         except InvalidArgument as error:

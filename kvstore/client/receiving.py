@@ -4,7 +4,8 @@ right. Knows nothing of how they come.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +41,7 @@ class Receiver:
         self._into = into
         self._delivery = delivery
         self._verify = verify
-        self._awaited: dict[tuple[int, int], _Awaited] = {}
+        self._awaited: OrderedDict[tuple[int, int], _Awaited] = OrderedDict()
         self._last: Progress | None = None
 
     @property
@@ -53,11 +54,28 @@ class Receiver:
         """Say whether nothing of what may still come is wanted."""
         return self.done or (not self._delivery.has_side_parts and self._delivery.complete())
 
-    def is_followed(self, part: int, block: int) -> bool:
-        """Say whether more is on its way behind the last chunk of a block, be it the end."""
-        return (self._last is not None and self._last.done) or any(
-            waiting != (part, block) for waiting in self._awaited
-        )
+    def is_followed(self, blocks: int) -> bool:
+        """Say whether more is on its way behind so many awaited blocks, be it the end."""
+        return (self._last is not None and self._last.done) or len(self._awaited) > blocks
+
+    def next_blocks(self, part: int, block: int, *, bytes_max: int) -> list[list[Bytes]]:
+        """Return where whole blocks of a part belong, in pieces: from the one on that comes first of all
+        awaited, as many as follow it in their order within so many bytes. None where it does not come first,
+        or is not wanted.
+        """
+        found: list[list[Bytes]] = []
+        size = 0
+        for (its_part, its_block), awaited in self._awaited.items():
+            size += awaited.length
+            if (
+                (its_part, its_block) != (part, block + len(found))
+                or awaited.received
+                or not self._delivery.first <= its_block < self._delivery.limit
+                or (found and size > bytes_max)
+            ):
+                break
+            found.append(pieces_of(self._into[part], its_block - self._delivery.first, awaited.length))
+        return found
 
     def progress(self, progress: Progress) -> None:
         """Take note of the blocks whose chunks follow."""
@@ -71,7 +89,7 @@ class Receiver:
                 if awaited.length:
                     self._awaited[extent.part, extent.first + index] = awaited
                 else:
-                    self._finish(extent.part, extent.first + index, awaited)  # no chunk follows
+                    self._finish(extent.part, extent.first + index, [awaited])  # no chunk follows
         self._last = progress
         self._delivery.cut(progress.blocks, progress.reason)
 
@@ -93,22 +111,34 @@ class Receiver:
         return _cut(pieces_of(self._into[part], row, awaited.length), offset, size)
 
     def arrived(self, part: int, block: int, *, size: int) -> None:
-        """Check a block when it is whole."""
+        """Take note of a chunk and check its block when it is whole."""
         awaited = self._awaited[part, block]
         awaited.received += size
         if awaited.received == awaited.length:
-            del self._awaited[part, block]
-            self._finish(part, block, awaited)
+            self.arrived_whole(part, block, 1)
 
-    def _finish(self, index: int, block: int, awaited: _Awaited) -> None:
+    def arrived_whole(self, part: int, block: int, count: int) -> None:
+        """Check consecutive blocks, which `next_blocks` named, or whose last chunks have come."""
+        self._finish(part, block, [self._awaited.pop((part, block + index)) for index in range(count)])
+
+    def _finish(self, index: int, block: int, blocks: Sequence[_Awaited]) -> None:
         if not self._delivery.first <= block < self._delivery.limit:
             return
-        row = block - self._delivery.first
-        block_rows, lengths = rows_of(self._into[index], row, row + 1), np.array([awaited.length], np.uint32)
-        if self._verify and digest_rows(self._layout.parts[index], block_rows, lengths) != awaited.digests:
-            self._delivery.cut(block, MissReason.CORRUPT)
-        else:
-            self._delivery.arrive(index, block, block + 1)
+        good = self._good(index, block, blocks) if self._verify else len(blocks)
+        self._delivery.arrive(index, block, block + good)
+        if good < len(blocks):
+            self._delivery.cut(block + good, MissReason.CORRUPT)
+
+    def _good(self, index: int, block: int, blocks: Sequence[_Awaited]) -> int:
+        """Return how many of consecutive blocks are right, up to the first that is not."""
+        row, part = block - self._delivery.first, self._layout.parts[index]
+        lengths = np.array([awaited.length for awaited in blocks], np.uint32)
+        found = digest_rows(part, rows_of(self._into[index], row, row + len(blocks)), lengths)
+        width = DIGEST_BYTES * len(part.segments)
+        for position, awaited in enumerate(blocks):
+            if found[position * width : (position + 1) * width] != awaited.digests:
+                return position
+        return len(blocks)
 
 
 def _cut(pieces: list[Bytes], offset: int, size: int) -> list[Bytes]:

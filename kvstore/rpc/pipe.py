@@ -20,6 +20,8 @@ View = bytes | bytearray | memoryview
 V = TypeVar("V", bound=View)
 VIEWS_MAX = min(512, os.sysconf("SC_IOV_MAX"))
 """Of one system call."""
+SLACK_SECONDS = 0.02
+"""A wait may be longer by so much: to set it anew for each call costs more than a small block."""
 LINGER_SECONDS, LINGER_BYTES = 1.0, 64 << 10
 LOCAL_BUFFER_BYTES = {socket.AF_UNIX: 512 << 10, socket.AF_INET: 128 << 10, socket.AF_INET6: 128 << 10}
 """Of a socket whose other end is on this machine: what lies between both ends stays in the cache of a core.
@@ -104,7 +106,7 @@ class Pipe:
         return bytes(data)
 
     def _wait(self, option: int, seconds: float) -> None:
-        if self._waits.get(option) == seconds:
+        if abs(self._waits.get(option, -1.0) - seconds) < SLACK_SECONDS < seconds:
             return
         whole, part = divmod(_positive(seconds), 1.0)
         # A timeval of 0 would mean for ever.

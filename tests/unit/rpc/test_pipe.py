@@ -114,7 +114,8 @@ def test_who_lingers_lets_the_last_word_be_read(pair: Pair) -> None:
     word = bytearray(3)
     other.read([memoryview(word)], ample)
     assert word == b"why"
-    assert other.has_ended()
+    with pytest.raises(ConnectionResetError):
+        other.read([memoryview(word)], ample)
     other.close()
     lingering.join()
 
