@@ -88,7 +88,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("kvstore_sessions_cut_total", _C, "Clients cut off for not reading their answers."),
     Metric("kvstore_rpc_errors_total", _C, "Requests answered with an error.", ("code",)),
     Metric("kvstore_rpc_refusals_total", _C, "Remote calls refused for a wrong or missing token."),
-    Metric("kvstore_framed_bytes_total", _C, "Payload bytes of the framed streams.", ("direction",)),
+    Metric("kvstore_framed_bytes_total", _C, "Payload bytes of the framed path.", ("direction",)),
     Metric("kvstore_listener_failures_total", _C, "Listeners of the store that failed; the others heard."),
     Metric("kvstore_thread_failures_total", _C, "Supervised threads that ended by an error.", ("thread",)),
     Metric("kvstore_serving", _G, "1 while the daemon admits requests, else 0."),

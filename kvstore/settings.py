@@ -111,7 +111,9 @@ class ServerSettings(_Section):
     session_prefetches_max: int = Field(default=256, ge=1, description="prefetches of one client under way")
     streams_max: int = Field(default=64, ge=1, description="framed puts and fetches at a time")
     connection_streams_max: int = Field(
-        default=32, ge=1, description="framed puts and fetches of one connection with a token at a time"
+        default=32,
+        ge=1,
+        description="framed puts and fetches of one token and connection (byte port: host) at a time",
     )
     stream_idle_seconds: Seconds = Field(
         default=30.0, gt=0, le=3600, description="how long a stream waits for a message, or for a reader"

@@ -265,7 +265,12 @@ def socket_path(place: Place) -> Finding:
     """Can the daemon's socket be made, and who may use it?"""
     check = "socket"
     if not place.address.startswith("unix:"):
-        return Finding(check, Level.NOTE, f"{place.address} is TCP: payload takes the framed path", "")
+        return Finding(
+            check,
+            Level.NOTE,
+            f"{place.address} is TCP: payload takes the framed path, over server.byte_port",
+            "",
+        )
     path = Path(place.address.removeprefix("unix:"))
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         found = f"{path} has {len(os.fsencode(path))} bytes, {SOCKET_PATH_BYTES_MAX} fit"
