@@ -44,8 +44,8 @@ class Kind(IntEnum):
     """Payload: bytes of one block of one part from an offset on. What a PROGRESS names comes in its order,
     right behind it."""
     PUT = 7
-    """pb.PutRequest.Header; answered by ERROR, or a PUT_REPLY with what the reservation came to. If blocks of it
-    are RESERVED, their CHUNKs and an END follow, answered by a last PUT_REPLY or ERROR."""
+    """pb.PutRequest.Header; answered by ERROR, or a PUT_REPLY with what the reservation came to. If blocks
+    of it are RESERVED, their CHUNKs and an END follow, answered by a last PUT_REPLY or ERROR."""
     PUT_REPLY = 8
     """pb.PutReply."""
     END = 9

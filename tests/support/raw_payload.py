@@ -60,6 +60,13 @@ class Raw:
             self.sock.close()
             raise
 
+    @classmethod
+    def over(cls, sock: socket.socket) -> Self:
+        """Return a connection that was greeted by other means."""
+        made = cls.__new__(cls)
+        made.sock = sock
+        return made
+
     def __enter__(self) -> Self:
         return self
 
