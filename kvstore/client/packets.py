@@ -51,7 +51,7 @@ def _blocks(asked: Asked, header: Header, receiver: Receiver) -> Header | None:
     header where one is known to follow.
     """
     part, block, size = header.part, header.block, header.size
-    blocks = receiver.next_blocks(part, block, bytes_max=BATCH_BYTES)
+    blocks = receiver.next_blocks(part, block, bytes_max=BATCH_BYTES, views_max=VIEWS_MAX)
     if not blocks or header.offset or size != sum(map(len, blocks[0])):
         return _chunk(asked, header, receiver)
     # Between two system calls a socket is idle: with many small blocks, for longer than it works.

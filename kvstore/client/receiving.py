@@ -58,10 +58,10 @@ class Receiver:
         """Say whether more is on its way behind so many awaited blocks, be it the end."""
         return (self._last is not None and self._last.done) or len(self._awaited) > blocks
 
-    def next_blocks(self, part: int, block: int, *, bytes_max: int) -> list[list[Bytes]]:
+    def next_blocks(self, part: int, block: int, *, bytes_max: int, views_max: int) -> list[list[Bytes]]:
         """Return where whole blocks of a part belong, in pieces: from the one on that comes first of all
-        awaited, as many as follow it in their order within so many bytes. None where it does not come first,
-        or is not wanted.
+        awaited, as many as follow it in their order within so many bytes and views, headers included. None
+        where it does not come first, or is not wanted.
         """
         found: list[list[Bytes]] = []
         size = 0
@@ -71,7 +71,7 @@ class Receiver:
                 (its_part, its_block) != (part, block + len(found))
                 or awaited.received
                 or not self._delivery.first <= its_block < self._delivery.limit
-                or (found and size > bytes_max)
+                or (found and (size > bytes_max or len(found) * (len(found[0]) + 1) >= views_max))
             ):
                 break
             found.append(pieces_of(self._into[part], its_block - self._delivery.first, awaited.length))

@@ -20,7 +20,7 @@ from kvstore.service.exchange import Exchange, Then
 
 LEASE_CHECK_SECONDS = 1.0
 BATCH_BYTES = 2 << 20
-"""Sent in one system call, if its socket takes them."""
+"""Sent in one system call; also the largest chunk."""
 
 
 class FetchExchange(Exchange):
@@ -101,13 +101,13 @@ class FetchExchange(Exchange):
                 raise LeaseExpired(f"fetch: slots of part {extent.part} changed hands")
 
     def _batches(self, message: bytes, extents: Sequence[Extent], layout: Layout) -> Iterator[list[View]]:
-        """Yield a message and the blocks of extents as views to send together: a header before each piece."""
+        """Yield a message and the blocks of extents as views to send together, a header before each chunk."""
         batch: list[View] = [message, b""]
         size = 0
-        for header, record in self._records(extents, layout):
-            for begin in range(0, header.size, BATCH_BYTES):
-                piece = record[begin : begin + BATCH_BYTES]
-                batch += [header.pack() if not begin else b"", piece]
+        for part, block, record in self._records(extents, layout):
+            for offset in range(0, len(record), BATCH_BYTES):
+                piece = record[offset : offset + BATCH_BYTES]
+                batch += [Header(Kind.CHUNK, len(piece), part, block, offset).pack(), piece]
                 size += len(piece)
                 if size >= BATCH_BYTES or len(batch) >= VIEWS_MAX - 1:
                     yield batch
@@ -115,14 +115,11 @@ class FetchExchange(Exchange):
         if batch:
             yield batch
 
-    def _records(self, extents: Sequence[Extent], layout: Layout) -> Iterator[tuple[Header, memoryview]]:
+    def _records(self, extents: Sequence[Extent], layout: Layout) -> Iterator[tuple[int, int, memoryview]]:
         for extent in extents:
             part, block = layout.parts[extent.part], extent.first
             lengths = iter(extent.lengths.tolist())
             for view in self._desk.verbs.ladder.images(extent, part):
                 for base in range(0, len(view), part.stride_bytes):
-                    length = next(lengths)
-                    if length:
-                        header = Header(Kind.CHUNK, length, extent.part, block)
-                        yield header, view[base : base + length]
+                    yield part.index, block, view[base : base + next(lengths)]
                     block += 1

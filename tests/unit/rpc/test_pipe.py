@@ -42,11 +42,11 @@ def beside(act: Callable[[], object]) -> threading.Thread:
 def test_what_is_written_in_pieces_is_read_in_other_pieces(pair: Pair) -> None:
     data = np.random.default_rng(1).integers(0, 256, 3_000_000, np.uint8)
     cuts = np.sort(np.random.default_rng(2).integers(0, len(data), 3 * VIEWS_MAX))
-    views: list[View] = [memoryview(piece) for piece in np.split(data, cuts)]
+    views: list[View] = [piece.data for piece in np.split(data, cuts)]
     writing = beside(lambda: pair[0].write(views, ample))
     into = np.zeros_like(data)
     other_cuts = np.sort(np.random.default_rng(3).integers(0, len(data), 2 * VIEWS_MAX))
-    pair[1].read([memoryview(piece) for piece in np.split(into, other_cuts)], ample)
+    pair[1].read([piece.data for piece in np.split(into, other_cuts)], ample)
     writing.join()
     assert np.array_equal(into, data)
 
@@ -110,7 +110,12 @@ def test_who_lingers_lets_the_last_word_be_read(pair: Pair) -> None:
     one, other = pair
     other.write([bytes(100_000)], ample)
     one.write([b"why"], ample)
-    lingering = beside(lambda: (one.linger(), one.close()))
+
+    def end() -> None:
+        one.linger()
+        one.close()
+
+    lingering = beside(end)
     word = bytearray(3)
     other.read([memoryview(word)], ample)
     assert word == b"why"

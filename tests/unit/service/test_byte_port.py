@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstore.api import MatchRequest
+from kvstore.api import MatchRequest, ReserveRequest
 from kvstore.errors import (
     InvalidArgument,
     KVStoreError,
@@ -22,9 +22,14 @@ from kvstore.errors import (
     TierUnavailable,
     UnknownNamespace,
 )
+from kvstore.hashing import block_hashes, chain_root
+from kvstore.layout import Layout
+from kvstore.namespace import Namespace
+from kvstore.rpc import wire
 from kvstore.rpc.channel import CHUNK_BYTES_MAX
 from kvstore.rpc.packets import Header, Kind
 from kvstore.rpc.v1 import data_pb2 as pb
+from kvstore.service.byte_fetch import BATCH_BYTES
 from kvstore.service.byte_port import CONNECTIONS_PER_STREAM, FETCH_BYTES_MAX
 from kvstore.service.gate import State
 from kvstore.types import AckTier
@@ -550,5 +555,33 @@ def test_random_bytes_of_a_slot_do_not_leave_with_a_short_record(place: Path) ->
             raw.send(Kind.END)
             assert outcomes(raw.put_reply()) == [("stored_host", 3)]
             assert raw.fetch(world.lease(keys)) == dict.fromkeys(range(3), b"s" * 100)
+
+    on_a_thread(place, act)
+
+
+def test_a_record_larger_than_a_batch_comes_in_chunks(place: Path) -> None:
+    size = 2 * BATCH_BYTES + 5
+    layout = Layout.single(dtype="u8", bytes_max=size, layers=1, segments=1)
+    space = Namespace(model="large", weights="v1", layout=layout, block_tokens=16)
+    data = np.random.default_rng(1).integers(0, 256, size, np.uint8).tobytes()
+    root = chain_root(space.fingerprint)
+    keys = block_hashes(root, list(range(16)), block_tokens=16)
+
+    def act(world: World) -> None:
+        world.ladder.open(space, root=root)
+        reserve = ReserveRequest(namespace=space.fingerprint, parent=root, keys=keys)
+        with world.raw() as raw:
+            raw.begin_put(wire.put_header_to_wire(reserve, [], ack=AckTier.HOST))
+            for offset in range(0, size, CHUNK_BYTES_MAX):
+                raw.chunk(data[offset : offset + CHUNK_BYTES_MAX], offset=offset)
+            raw.send(Kind.END)
+            assert outcomes(raw.put_reply()) == [("stored_host", 1)]
+            raw.begin_fetch(world.lease(keys, space.fingerprint))
+            chunks: list[tuple[int, bytes]] = []
+            while (packet := raw.receive())[0].kind is not Kind.END:
+                if packet[0].kind is Kind.CHUNK:
+                    chunks.append((packet[0].offset, packet[1]))
+            assert [offset for offset, _ in chunks] == [0, BATCH_BYTES, 2 * BATCH_BYTES]
+            assert b"".join(piece for _, piece in chunks) == data
 
     on_a_thread(place, act)
