@@ -312,14 +312,16 @@ def test_layer_major_buffers_and_short_records(shared_namespace: OpenNamespace) 
         assert not whole[row, length:].any()
 
 
-def test_two_ranks_put_their_parts_under_one_put_id(shared_client: Client) -> None:
+def test_two_ranks_put_their_parts_under_one_put_id(
+    shared_client: Client, request: pytest.FixtureRequest
+) -> None:
     layout = Layout(
         "u8",
         (CacheGroup("kv"),),
         tuple(Part(i, "kv", f"tp{i}", 9000, (Segment(0, 1, 0, 9000),)) for i in range(2)),
     ).checked()
     namespace = shared_client.open(
-        Namespace(model="tp2", weights=shared_client.transport, layout=layout, block_tokens=16)
+        Namespace(model="tp2", weights=request.node.name, layout=layout, block_tokens=16)
     )
     keys, source = prompt(namespace, 4)
     shards = [np.ascontiguousarray(source[:, i * 9000 : (i + 1) * 9000]) for i in range(2)]
@@ -345,10 +347,10 @@ def test_two_ranks_put_their_parts_under_one_put_id(shared_client: Client) -> No
     assert np.array_equal(only, shards[1])
 
 
-def test_flat_addressing(shared_client: Client) -> None:
+def test_flat_addressing(shared_client: Client, request: pytest.FixtureRequest) -> None:
     flat = Namespace(
         model="flat",
-        weights=shared_client.transport,
+        weights=request.node.name,
         layout=LAYOUT,
         block_tokens=1,
         addressing=Addressing.FLAT,

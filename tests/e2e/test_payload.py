@@ -212,8 +212,9 @@ def test_a_daemon_that_falls_in_the_midst_of_a_fetch(
             into = np.zeros_like(source)
             after = After(daemon, number)
             with monkeypatch.context() as patch:
-                patch.setattr(Receiver, "arrived", after.noting(Receiver.arrived))
+                patch.setattr(Receiver, "arrived_whole", after.noting(Receiver.arrived_whole))
                 fetched = namespace.fetch(match, into, deadline_seconds=seconds)
+            assert after.count >= 5
             assert fetched.reason is reason
             assert 5 <= fetched.blocks < BLOCKS
             assert np.array_equal(into[: fetched.blocks], source[: fetched.blocks])
@@ -262,8 +263,9 @@ def test_a_daemon_that_stops_in_order_in_the_midst_of_a_fetch(
         into = np.zeros_like(source)
         after = After(daemon, signal.SIGTERM)
         with monkeypatch.context() as patch:
-            patch.setattr(Receiver, "arrived", after.noting(Receiver.arrived))
+            patch.setattr(Receiver, "arrived_whole", after.noting(Receiver.arrived_whole))
             fetched = namespace.fetch(match, into, deadline_seconds=SECONDS)
+        assert after.count >= 5
         assert fetched.reason in (None, MissReason.DAEMON_GONE)
         assert np.array_equal(into[: fetched.blocks], source[: fetched.blocks])
         assert daemon.wait() == 0
