@@ -100,7 +100,7 @@ class BytePort:
                         return
         except KVStoreError as error:
             with contextlib.suppress(OSError):
-                self._tell(pipe, error)
+                pipe.write([self._noted(error)], countdown(TELL_SECONDS))
                 pipe.linger()
         except OSError as error:
             _log.debug("payload connection lost", extra={"peer": peer, "error": repr(error)})
@@ -185,9 +185,10 @@ class BytePort:
             error = self._error_of(exchange, header, caller)
             if error is None:
                 return True
+            message = self._noted(error)
             then = Then.CLOSE if caller.withdrawn and exchange.then is Then.GO_ON else exchange.then
             if then is not Then.CUT:
-                self._tell(pipe, error)
+                pipe.write([message], countdown(TELL_SECONDS))
             if then is Then.CLOSE:
                 pipe.linger()
             return then is Then.GO_ON
@@ -211,8 +212,9 @@ class BytePort:
             return error
         return None
 
-    def _tell(self, pipe: Pipe, error: Exception) -> None:
+    def _noted(self, error: Exception) -> bytes:
+        """Count an error and return the packet that tells of it."""
         message = error_to_wire(error)
         code = pb.ErrorCode.Name(message.code).removeprefix("ERROR_CODE_").lower()
         self._desk.events.add("kvstore_rpc_errors_total", code=code)
-        pipe.write([packet(Kind.ERROR, message.SerializeToString())], countdown(TELL_SECONDS))
+        return packet(Kind.ERROR, message.SerializeToString())

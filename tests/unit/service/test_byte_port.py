@@ -297,6 +297,7 @@ def test_a_reader_that_never_reads_is_let_go_of(place: Path) -> None:
             assert world.gauge("host_used_bytes") == 500 * blocks.PART.stride_bytes
             until(world.is_idle)
             until(lambda: world.gauge("host_used_bytes") == 0)
+            until(lambda: world.events.total("kvstore_rpc_errors_total", code="deadline_exceeded") == 1)
 
     on_a_thread(place, act, stream_idle_seconds=0.3)
 
