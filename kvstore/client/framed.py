@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from kvstore.api import CommitAnswer, PartDigests, Progress, ReserveRequest
-from kvstore.client import packets, streams
+from kvstore.client import framed_packets, framed_streams
 from kvstore.client.buffers import Source
 from kvstore.client.deadline import Deadline
 from kvstore.client.delivery import Delivery
@@ -39,9 +39,9 @@ def fetch_framed(
     request = pb.FetchRequest(lease=lease, parts=sorted(into), payload=True)
     with link.use():
         try:
-            packets.fetch(link.payload, layout, request, receiver, deadline=deadline)
+            framed_packets.fetch(link.payload, layout, request, receiver, deadline=deadline)
         except NoPayload:
-            streams.fetch(link, layout, request, receiver, deadline=deadline)
+            framed_streams.fetch(link, layout, request, receiver, deadline=deadline)
 
 
 def news_of(link: Link, layout: Layout, lease: int, *, deadline: Deadline) -> Iterator[Progress]:
@@ -51,9 +51,9 @@ def news_of(link: Link, layout: Layout, lease: int, *, deadline: Deadline) -> It
     """
     request = pb.FetchRequest(lease=lease, payload=False)
     try:
-        yield from packets.news(link.payload, layout, request, deadline=deadline)
+        yield from framed_packets.news(link.payload, layout, request, deadline=deadline)
     except NoPayload:
-        yield from streams.news(link, layout, request, deadline=deadline)
+        yield from framed_streams.news(link, layout, request, deadline=deadline)
 
 
 def put_framed(
@@ -75,11 +75,13 @@ def put_framed(
     header = put_header_to_wire(reserve, digests, ack=ack)
     with link.use():
         try:
-            return packets.put(
+            return framed_packets.put(
                 link.payload, layout, header, sources, deadline=deadline, chunk_bytes=chunk_bytes
             )
         except NoPayload:
-            return streams.put(link, layout, header, sources, deadline=deadline, chunk_bytes=chunk_bytes)
+            return framed_streams.put(
+                link, layout, header, sources, deadline=deadline, chunk_bytes=chunk_bytes
+            )
 
 
 def _digests(part: Part, source: Source) -> PartDigests:

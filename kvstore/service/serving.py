@@ -28,7 +28,7 @@ from kvstore.service.framed import Framed
 from kvstore.service.gate import Gate, State
 from kvstore.service.limits import Budget
 from kvstore.service.listen import TokenCheck, bind_tcp, bind_unix, new_server
-from kvstore.service.plain_socket import bind_plain
+from kvstore.service.plain_payload import bind_plain
 from kvstore.service.servicer import DataServicer, SessionNumbers
 from kvstore.service.session import Offer
 from kvstore.service.store import Store

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvstore.api import Extent, Progress
-from kvstore.errors import KVStoreError
+from kvstore.errors import InvalidArgument, KVStoreError
 from kvstore.rpc import wire
 from kvstore.rpc.packets import HEADER_BYTES, Header, Kind, header_of, packet, read_exactly
 from kvstore.rpc.v1 import data_pb2 as pb
@@ -66,7 +66,11 @@ class FakePort:
     def _work(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError, KVStoreError):
             _, body = receive(sock)
-            self.greetings.append(pb.Greeting.FromString(body))
+            greeting = pb.Greeting.FromString(body)
+            if greeting.purpose != pb.PURPOSE_PAYLOAD:
+                sock.sendall(error(InvalidArgument("greeting: for payload alone")))
+                return
+            self.greetings.append(greeting)
             sock.sendall(self.greeting)
             while True:
                 header, body = receive(sock)

@@ -403,7 +403,7 @@ def test_a_framed_fetch_of_an_ended_lease_is_evicted(
         namespace = client.open(NAMESPACE)
         keys = stored(namespace)
         match = namespace.match(keys, deadline_seconds=SECONDS)
-        monkeypatch.setattr("kvstore.client.streams.error_from_call", lambda e: _ended())
+        monkeypatch.setattr("kvstore.client.framed_streams.error_from_call", lambda e: _ended())
         daemon.blocks.clear()  # the fake's fetch then fails
         fetched = namespace.fetch(match, empty(3), deadline_seconds=SECONDS)
         assert (fetched.blocks, fetched.reason) == (0, MissReason.EVICTED)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 from kvstore.rpc.packets import Kind
+from tests.unit.client.conftest import LAYOUT
 from tests.unit.client.fake_daemon import FakeDaemon
 from tests.unit.client.fake_port import FakePort
 
@@ -65,12 +67,14 @@ SCRIPT_FRAMED = SCRIPT.replace("limits=LIMITS", "limits=LIMITS, transport='frame
 )
 
 
-def test_a_forked_child_leaves_its_parents_payload_connections_alone(daemon: FakeDaemon) -> None:
+def test_a_forked_child_leaves_its_parents_payload_connections_alone(tmp_path: Path) -> None:
+    daemon = FakeDaemon(tmp_path, LAYOUT)
     port = FakePort(daemon)
     try:
         done = _run(SCRIPT_FRAMED, daemon)
     finally:
         port.stop()
+        daemon.stop()
     assert (done.returncode, done.stdout) == (0, "both are well\n"), done.stderr
     # One of each process; the parent's serves before and after the fork.
     assert len(port.greetings) == 2

@@ -23,11 +23,29 @@ from kvstore.errors import (
 from kvstore.rpc.packets import Header, Kind, packet
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.types import HASH_BYTES, MissReason
-from tests.unit.client.conftest import LIMITS, NAMESPACE, SECONDS, empty, keys_of, payload, stored, until
+from tests.unit.client.conftest import (
+    LAYOUT,
+    LIMITS,
+    NAMESPACE,
+    SECONDS,
+    empty,
+    keys_of,
+    payload,
+    stored,
+    until,
+)
 from tests.unit.client.fake_daemon import FakeDaemon
 from tests.unit.client.fake_port import FakePort, error
 
 FETCH, PUT = Kind.FETCH, Kind.PUT
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    """A daemon whose sessions go over gRPC: what is beside its socket is the port's."""
+    fake = FakeDaemon(tmp_path, LAYOUT)
+    yield fake
+    fake.stop()
 
 
 @pytest.fixture
