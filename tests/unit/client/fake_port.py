@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvstore.api import Extent, Progress
-from kvstore.errors import InvalidArgument, KVStoreError
+from kvstore.errors import KVStoreError
 from kvstore.rpc import wire
 from kvstore.rpc.packets import HEADER_BYTES, Header, Kind, header_of, packet, read_exactly
 from kvstore.rpc.v1 import data_pb2 as pb
 from tests.unit.client.fake_daemon import FakeDaemon
 
 LIMIT = 1 << 30
+SUFFIX = ".port"
+"""In place of the daemon's own, so that sessions are left to it: tests let the client know."""
 Script = Callable[[socket.socket, Header, bytes], bool]
 """Answers one request; says whether the connection goes on."""
 
@@ -25,7 +27,7 @@ class FakePort:
 
     def __init__(self, daemon: FakeDaemon) -> None:
         self.daemon = daemon
-        self.path = Path(f"{daemon.address.removeprefix('unix:')}.bytes")
+        self.path = Path(f"{daemon.address.removeprefix('unix:')}{SUFFIX}")
         self.answer: Script = self.serve
         self.greeting = packet(Kind.GREETING, pb.Greeting(protocol=1).SerializeToString())
         self.greetings: list[pb.Greeting] = []
@@ -66,11 +68,7 @@ class FakePort:
     def _work(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError, KVStoreError):
             _, body = receive(sock)
-            greeting = pb.Greeting.FromString(body)
-            if greeting.purpose != pb.PURPOSE_PAYLOAD:
-                sock.sendall(error(InvalidArgument("greeting: for payload alone")))
-                return
-            self.greetings.append(greeting)
+            self.greetings.append(pb.Greeting.FromString(body))
             sock.sendall(self.greeting)
             while True:
                 header, body = receive(sock)

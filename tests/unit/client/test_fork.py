@@ -5,12 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 from kvstore.rpc.packets import Kind
-from tests.unit.client.conftest import LAYOUT
 from tests.unit.client.fake_daemon import FakeDaemon
-from tests.unit.client.fake_port import FakePort
+from tests.unit.client.fake_port import SUFFIX, FakePort
 
 # In a process of its own: gRPC must be imported after kvstore.client has prepared it for forks, and the
 # process of the tests holds the fake daemon.
@@ -57,7 +55,9 @@ SCRIPT = textwrap.dedent(
 )
 
 
-SCRIPT_FRAMED = SCRIPT.replace("limits=LIMITS", "limits=LIMITS, transport='framed'").replace(
+SCRIPT_FRAMED = "import kvstore.client.payload\n" + SCRIPT.replace(
+    "limits=LIMITS)", f"limits=LIMITS, transport='framed')\nkvstore.client.payload.SOCKET_SUFFIX = '{SUFFIX}'"
+).replace(
     "pid = os.fork()\nif pid == 0:\n",
     "parents = client.runtime.connection.current.payload\n"
     "assert len(parents) == 1\n"
@@ -67,14 +67,12 @@ SCRIPT_FRAMED = SCRIPT.replace("limits=LIMITS", "limits=LIMITS, transport='frame
 )
 
 
-def test_a_forked_child_leaves_its_parents_payload_connections_alone(tmp_path: Path) -> None:
-    daemon = FakeDaemon(tmp_path, LAYOUT)
+def test_a_forked_child_leaves_its_parents_payload_connections_alone(daemon: FakeDaemon) -> None:
     port = FakePort(daemon)
     try:
         done = _run(SCRIPT_FRAMED, daemon)
     finally:
         port.stop()
-        daemon.stop()
     assert (done.returncode, done.stdout) == (0, "both are well\n"), done.stderr
     # One of each process; the parent's serves before and after the fork.
     assert len(port.greetings) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from kvstore.rpc.packets import Header, Kind, packet
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.types import HASH_BYTES, MissReason
 from tests.unit.client.conftest import (
-    LAYOUT,
     LIMITS,
     NAMESPACE,
     SECONDS,
@@ -35,17 +33,14 @@ from tests.unit.client.conftest import (
     until,
 )
 from tests.unit.client.fake_daemon import FakeDaemon
-from tests.unit.client.fake_port import FakePort, error
+from tests.unit.client.fake_port import SUFFIX, FakePort, error
 
 FETCH, PUT = Kind.FETCH, Kind.PUT
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
-    """A daemon whose sessions go over gRPC: what is beside its socket is the port's."""
-    fake = FakeDaemon(tmp_path, LAYOUT)
-    yield fake
-    fake.stop()
+@pytest.fixture(autouse=True)
+def suffix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.payload.SOCKET_SUFFIX", SUFFIX)
 
 
 @pytest.fixture
@@ -445,4 +440,3 @@ def test_retired_links_leave_no_connections_behind(
     stored(namespace)
     link_of(client).retire()
     until(lambda: port.connections[0].fileno() < 0)
-    assert Path(f"{port.daemon.address.removeprefix('unix:')}.bytes") == port.path
