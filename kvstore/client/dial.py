@@ -57,6 +57,11 @@ class Target:
         return self.address.startswith(UNIX)
 
     @property
+    def path(self) -> str:
+        """The path of a unix socket."""
+        return self.address.removeprefix(UNIX)
+
+    @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata that every call carries."""
         return bearer(self.token)

@@ -47,7 +47,7 @@ def fetch_framed(
     receiver = _Receiver(layout, into, delivery, verify=verify)
     request = pb.FetchRequest(lease=lease, parts=sorted(into), payload=True)
     with link.use():
-        call = link.invoke(link.stub.Fetch, request, deadline=deadline)
+        call = link.invoke(link.stub().Fetch, request, deadline=deadline)
         try:
             for reply in call:
                 if reply.WhichOneof("message") == "chunk":
@@ -68,7 +68,7 @@ def news_of(link: Link, layout: Layout, lease: int, *, deadline: Deadline) -> It
     Errors: as `fetch_framed`.
     """
     request = pb.FetchRequest(lease=lease, payload=False)
-    call = link.invoke(link.stub.Fetch, request, deadline=deadline)
+    call = link.invoke(link.stub().Fetch, request, deadline=deadline)
     try:
         for reply in call:
             yield progress_from_wire(reply.progress, layout)
@@ -188,7 +188,7 @@ def put_framed(
         try:
             # As a future: the blocking form misses its deadline when the daemon hangs in mid-stream.
             requests = _messages(header, layout, sources, chunk_bytes)
-            call = link.invoke(link.stub.Put.future, requests, deadline=deadline)
+            call = link.invoke(link.stub().Put.future, requests, deadline=deadline)
             reply = call.result(deadline.left() + GRACE_SECONDS)
         except grpc.FutureTimeoutError as error:
             call.cancel()
