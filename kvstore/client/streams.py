@@ -10,6 +10,7 @@ from io import BufferedReader
 from typing import Protocol, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from kvstore.client.deadline import Deadline
 from kvstore.client.dial import Target
@@ -155,7 +156,10 @@ def _reply_from(reader: BufferedReader) -> pb.SessionReply | None:
         raise error_from_body(body)
     if header.kind is not Kind.SESSION:
         raise TierUnavailable(f"session: the daemon sent a packet of kind {header.kind.name}")
-    return pb.SessionReply.FromString(body)
+    try:
+        return pb.SessionReply.FromString(body)
+    except DecodeError as error:
+        raise TierUnavailable(f"session: the daemon sent {len(body)} bytes that are no reply") from error
 
 
 def dial_plain(target: Target, deadline: Deadline) -> PacketStream | None:

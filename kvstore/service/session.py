@@ -11,7 +11,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ from kvstore.service.access import TRUSTED, Caller
 from kvstore.service.mailbox import Mailbox
 from kvstore.service.parsing import Malformed
 from kvstore.service.streams import Stream, counted_error
-from kvstore.service.turns import Turn
+from kvstore.service.turns import ALONE, Turn
 from kvstore.service.verbs import Deleted, Verbs, leaves_loop
 from kvstore.service.waking import when_awake
 
@@ -131,10 +131,10 @@ class Session:
         verb = request.WhichOneof("verb")
         try:
             if verb is not None and leaves_loop(verb, getattr(request, verb)):
-                async with self._turn.long() if self._turn else nullcontext():
+                async with self._turn.long() if self._turn else ALONE:
                     reply = await asyncio.to_thread(self._answer, verb, request)
             else:
-                async with self._turn.quick() if self._turn else nullcontext():
+                async with self._turn.quick() if self._turn else ALONE:
                     reply = await when_awake(self._verbs.ladder, partial(self._answer, verb, request))
         except KVStoreError as error:
             reply = {"error": counted_error(error, self._events)}
