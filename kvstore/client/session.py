@@ -167,6 +167,11 @@ class Session:
             self._reader.join(CLOSE_SECONDS)
         self._stream.close()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go of the stream; nobody here reads it or sends on it."""
+        if self._end is None:
+            self._stream.leave_to_parent()
+
     def _requests(self) -> Iterator[Outgoing]:
         """Yield what goes out, on the stream's own thread."""
         while (request := self._next()) is not None:

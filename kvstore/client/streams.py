@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -58,6 +59,10 @@ class Stream(Protocol):
         """End the stream; `replies` ends soon after. Idempotent."""
         ...
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go of the stream without ending it."""
+        ...
+
 
 class GrpcStream:
     """The Session method of the daemon's gRPC service."""
@@ -85,6 +90,9 @@ class GrpcStream:
     def close(self) -> None:
         """Cancel the call."""
         self._call.cancel()
+
+    def leave_to_parent(self) -> None:
+        """Touch nothing: the channel's sockets stay open in the child."""
 
 
 class PacketStream:
@@ -136,6 +144,10 @@ class PacketStream:
         """Shut the socket; the reading side closes it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def leave_to_parent(self) -> None:
+        """Close this process's descriptor: the daemon hears of the parent's end when it comes."""
+        os.close(self._socket.detach())
 
 
 def _packed(request: pb.SessionRequest) -> bytes:

@@ -50,6 +50,8 @@ class FakeDaemon(data_pb2_grpc.DataServicer):
         self.heard = threading.Condition()
         self.blocks: dict[bytes, tuple[int, int, bytes]] = {}
         self.metadata: list[dict[str, Any]] = []
+        self.ended = 0
+        """Sessions whose client is gone."""
         self._reserved: list[bytes] = []
         self._sessions: list[SimpleQueue[pb.SessionReply | None]] = []
         self._arena_path = directory / f"arena-{boot_id}"
@@ -112,6 +114,7 @@ class FakeDaemon(data_pb2_grpc.DataServicer):
                         self.heard.notify_all()
             except Exception:
                 pass  # the stream broke
+            self.ended += 1
             replies.put(None)
 
         threading.Thread(target=read, daemon=True).start()
