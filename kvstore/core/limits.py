@@ -32,7 +32,7 @@ class Limits:
     write_queue_bytes_max: int = 256 * MIB
     write_bytes_behind_reads: int = 8 * MIB
     loads_in_flight_max: int = 8
-    load_bytes: int = 2 * MIB
+    load_bytes: int = 4 * MIB
     sweep_bytes: int = 256 * MIB
     load_seconds_max: float = 5.0
     write_seconds_max: float = 30.0
