@@ -39,6 +39,8 @@ class Limits:
     ssd_capacity_bytes: int = 0
     ledger_entries: int = 1 << 18
     sleep_seconds: float = 600.0
+    wake_seconds: float = 0.02
+    """Nobody on a scheduler's path waits longer for a header (DESIGN section 3)."""
     remembered_commits_max: int = 4096
     boundary_scan_blocks_max: int = 4096
     bucket_fraction: float = 0.125
