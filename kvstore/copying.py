@@ -7,6 +7,7 @@ wait for each other longer than a copy takes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import os
@@ -27,9 +28,8 @@ from kvstore.rows import (
     Buffer,
     Bytes,
     Rows,
-    copy_bytes,
+    copier,
     copy_pieces,
-    copy_rows,
     digests_of,
     near_blocks,
     new_stage,
@@ -48,6 +48,7 @@ LAYERED_BYTES = 4 << 20
 """Layer-major copies go over this much of the arena at a time, whose later layers are then still near."""
 
 _Result = TypeVar("_Result")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,9 @@ def digest_images(part: Part, images: Sequence[memoryview], lengths: U32Array) -
         raise InvalidArgument(f"digest of part {part.index}: images of {count} slots, {len(lengths)} lengths")
     edges = itertools.pairwise(itertools.accumulate(map(len, rows), initial=0))
     shares = zip(rows, edges, strict=True)
-    return b"".join(digests_of(part, block, lengths[start:stop]) for block, (start, stop) in shares)
+    return b"".join(
+        digest for block, (start, stop) in shares for digest in digests_of(part, block, lengths[start:stop])
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +252,9 @@ class _Copy:
         """
         rows = self.rows
         if rows.are_records:
+            digests, segments = rows.digests(start, stop), len(self.part.segments)
             for begin, end in self._copied_stretches(start, stop, near_blocks(self.part)):
-                yield rows.digests(begin, end)
+                yield b"".join(itertools.islice(digests, (end - begin) * segments))
             return
         stage = new_stage(self.part, stop - start)
         for begin in range(start, stop, len(stage)):
@@ -262,7 +266,7 @@ class _Copy:
             slots.plain(0, end - begin)
             if not self.inward:
                 rows.scatter(begin, end, stage)
-            yield staged.digests(0, end - begin)
+            yield b"".join(staged.digests(0, end - begin))
 
     def _runs(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         return self.arena.runs(self.slots[start:stop], stride_pages=self.part.stride_pages)
@@ -272,20 +276,23 @@ class _Copy:
         begin, count, stride = first_slot * PAGE_BYTES, stop - start, self.part.stride_bytes
         slots = self.memory[begin : begin + count * stride].reshape(count, stride)
         pairs = [
-            (array[start:stop], slots[:, offset : offset + length])
+            self._directed(array[start:stop], slots[:, offset : offset + length])
             for array, (offset, length) in zip(self.rows.arrays, self.rows.cuts, strict=True)
         ]
+        moves = [(copier(source, target), source, target) for source, target in pairs]
         for low in range(0, count, step):
             high = min(low + step, count)
-            for mine, theirs in pairs:
-                source, target = (mine, theirs) if self.inward else (theirs, mine)
-                copy_rows(source[low:high], target[low:high])
+            for copy, source, target in moves:
+                copy(source[low:high], target[low:high])
             yield start + low, start + high
 
     def _steps(self, start: int, stop: int) -> Iterator[tuple[Block, Block]]:
         """Yield (source, target) of each block."""
-        mine, theirs = self.rows.blocks(start, stop), self._theirs(start, stop)
-        return zip(mine, theirs, strict=True) if self.inward else zip(theirs, mine, strict=True)
+        return zip(*self._directed(self.rows.blocks(start, stop), self._theirs(start, stop)), strict=True)
+
+    def _directed(self, mine: _T, theirs: _T) -> tuple[_T, _T]:
+        """Return (source, target)."""
+        return (mine, theirs) if self.inward else (theirs, mine)
 
     def _theirs(self, start: int, stop: int) -> Iterable[Block]:
         memory, cuts, lengths = self.memory, self.rows.cuts, self.rows.lengths
@@ -297,7 +304,11 @@ class _Copy:
         return pieces if lengths is None else trimmed(pieces, cuts, lengths[start:stop])
 
     def _copy(self) -> Callable[[Block, Block], object]:
-        return cast("Callable[[Block, Block], object]", copy_bytes if self.rows.are_whole else copy_pieces)
+        pages = self.memory.reshape(-1, PAGE_BYTES)
+        copy = copier(*self._directed(self.rows.arrays[0], pages))
+        if self.rows.are_whole:
+            return cast("Callable[[Block, Block], object]", copy)
+        return cast("Callable[[Block, Block], object]", functools.partial(copy_pieces, copy))
 
 
 _executor: ThreadPoolExecutor | None = None

@@ -44,6 +44,7 @@ def _steps_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "STRETCH_BYTES", 5 * PAGE_BYTES)
     monkeypatch.setattr(copying, "LAYERED_BYTES", 3 * PAGE_BYTES)
     monkeypatch.setattr(rows, "NEAR_BYTES", 2 * PAGE_BYTES)
+    monkeypatch.setattr(rows, "THIN_BYTES", 1)
 
 
 def part_of(widths: list[int]) -> Part:
@@ -120,7 +121,7 @@ def stored_blocks(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
 
 @given(
     blocks=stored_blocks(),
-    shape=st.sampled_from(["rows", "wide", "columns", "layered", "finer"]),
+    shape=st.sampled_from(["rows", "wide", "trailing", "columns", "layered", "finer"]),
     data=st.data(),
 )
 def test_what_went_in_comes_out(
@@ -151,6 +152,11 @@ def destination(part: Part, count: int, shape: str, data: st.DataObject) -> tupl
     if shape == "wide":
         base = np.zeros((count, size + data.draw(st.integers(1, 70))), np.uint8)
         return base, base[:, :size]
+    if shape == "trailing":  # 16 bytes further into a page than the slots: memmove's trap
+        pitch = part.stride_bytes + PAGE_BYTES
+        memory = np.zeros(count * pitch + PAGE_BYTES, np.uint8)
+        begin = (16 - memory.ctypes.data) % PAGE_BYTES
+        return memory, memory[begin : begin + count * pitch].reshape(count, pitch)[:, :size]
     if shape == "columns":
         base = np.zeros((count * 2, size * 2), np.uint8)
         return base, base[::2, ::2]
@@ -234,9 +240,9 @@ def test_large_blocks_through_two_threads(tmp_path: Path, monkeypatch: pytest.Mo
     workers: set[str] = set()
     spy = rows.copy_bytes
 
-    def noted(source: Bytes, target: Bytes) -> Bytes:
+    def noted(source: Bytes, target: Bytes) -> None:
         workers.add(threading.current_thread().name)
-        return spy(source, target)
+        spy(source, target)
 
     monkeypatch.setattr(rows, "copy_bytes", noted)
     into = stored.buffer()
