@@ -29,6 +29,7 @@ from kvstore.rows import (
     Bytes,
     Rows,
     copier,
+    copy_bytes,
     copy_pieces,
     digests_of,
     near_blocks,
@@ -44,7 +45,7 @@ SPLIT_BYTES_MIN = 1 << 20
 """A thread is not worth waking for less than this."""
 STRETCH_BYTES = 4 << 20
 """What a thread copies before it looks for more."""
-LAYERED_BYTES = 4 << 20
+LAYERED_BYTES = 12 << 20
 """Layer-major copies go over this much of the arena at a time, whose later layers are then still near."""
 
 _Result = TypeVar("_Result")
@@ -257,24 +258,40 @@ class _Copy:
                 yield b"".join(itertools.islice(digests, (end - begin) * segments))
             return
         stage = new_stage(self.part, stop - start)
+        between = self._staging(stage, start, stop)
         for begin in range(start, stop, len(stage)):
             end = min(begin + len(stage), stop)
-            staged = rows.staged(begin, end, stage)
-            slots = replace(self, slots=self.slots[begin:end], rows=staged)
             if self.inward:
                 rows.gather(begin, end, stage)
-            slots.plain(0, end - begin)
+            between(begin, end)
             if not self.inward:
                 rows.scatter(begin, end, stage)
-            yield b"".join(staged.digests(0, end - begin))
+            yield b"".join(rows.staged(begin, end, stage).digests(0, end - begin))
+
+    def _staging(self, stage: Bytes, start: int, stop: int) -> Callable[[int, int], object]:
+        """Return what copies blocks [begin, end) of [start, stop) between a stage and their slots."""
+        runs = self._runs(start, stop)
+        if self.rows.lengths is None and len(runs) == 1:
+            slots = self._slot_rows(runs[0][0], stop - start)[:, : self.part.bytes_max]
+
+            def straight(begin: int, end: int) -> None:
+                copy_bytes(*self._directed(stage[: end - begin], slots[begin - start : end - start]))
+
+            return straight
+
+        def around(begin: int, end: int) -> None:
+            staged = self.rows.staged(begin, end, stage)
+            replace(self, slots=self.slots[begin:end], rows=staged).plain(0, end - begin)
+
+        return around
 
     def _runs(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         return self.arena.runs(self.slots[start:stop], stride_pages=self.part.stride_pages)
 
     def _copied_run(self, first_slot: int, start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         """Copy blocks [start, stop), whose slots are contiguous from `first_slot` on; yield as above."""
-        begin, count, stride = first_slot * PAGE_BYTES, stop - start, self.part.stride_bytes
-        slots = self.memory[begin : begin + count * stride].reshape(count, stride)
+        count = stop - start
+        slots = self._slot_rows(first_slot, count)
         pairs = [
             self._directed(array[start:stop], slots[:, offset : offset + length])
             for array, (offset, length) in zip(self.rows.arrays, self.rows.cuts, strict=True)
@@ -285,6 +302,11 @@ class _Copy:
             for copy, source, target in moves:
                 copy(source[low:high], target[low:high])
             yield start + low, start + high
+
+    def _slot_rows(self, first_slot: int, count: int) -> Bytes:
+        """Return contiguous slots as rows. Shapes: [count, stride_bytes]."""
+        begin, stride = first_slot * PAGE_BYTES, self.part.stride_bytes
+        return self.memory[begin : begin + count * stride].reshape(count, stride)
 
     def _steps(self, start: int, stop: int) -> Iterator[tuple[Block, Block]]:
         """Yield (source, target) of each block."""

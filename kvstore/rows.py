@@ -28,7 +28,7 @@ Cut = tuple[int, int]
 """Offset and length within a record."""
 Block = Bytes | tuple[Bytes, ...]
 
-NEAR_BYTES = 2 << 20
+NEAR_BYTES = 3 << 19
 """Copied, or put together, at a time before it is digested: few calls, and still in cache."""
 THIN_BYTES = 4096
 """Rows below this are too short for what `copier` avoids."""
@@ -98,13 +98,13 @@ class Rows:
     def gather(self, start: int, stop: int, stage: Bytes) -> None:
         """Copy blocks [start, stop) to a stage."""
         for array, (offset, length) in zip(self.arrays, self.cuts, strict=True):
-            copy_rows(array[start:stop], stage[: stop - start, offset : offset + length])
+            copy_bytes(array[start:stop], stage[: stop - start, offset : offset + length])
 
     def scatter(self, start: int, stop: int, stage: Bytes) -> None:
         """Copy blocks [start, stop) from a stage; of short records only their own bytes."""
         if self.lengths is None:
             for array, (offset, length) in zip(self.arrays, self.cuts, strict=True):
-                copy_rows(stage[: stop - start, offset : offset + length], array[start:stop])
+                copy_bytes(stage[: stop - start, offset : offset + length], array[start:stop])
             return
         source = trimmed(columns(stage[: stop - start], self.cuts), self.cuts, self.lengths[start:stop])
         for out_of, into in zip(source, self.blocks(start, stop), strict=True):
@@ -131,11 +131,6 @@ def copier(source: Bytes, target: Bytes) -> Copy:
     return _copy_in_a_loop if is_slow else copy_bytes
 
 
-def copy_rows(source: Bytes, target: Bytes) -> None:
-    """Copy rows that may be strided. Threads: releases the GIL."""
-    copier(source, target)(source, target)
-
-
 def copy_pieces(copy: Copy, source: tuple[Bytes, ...], target: tuple[Bytes, ...]) -> None:
     """Copy a block piece by piece."""
     for out_of, into in zip(source, target, strict=True):
@@ -143,8 +138,14 @@ def copy_pieces(copy: Copy, source: tuple[Bytes, ...], target: tuple[Bytes, ...]
 
 
 def new_stage(part: Part, blocks: int) -> Bytes:
-    """Return a stage for some blocks, few enough to stay near. Shapes: [<= blocks, bytes_max]."""
-    return np.empty((max(1, min(blocks, near_blocks(part))), part.bytes_max), np.uint8)
+    """Return a stage for some blocks, few enough to stay near, that begins with a page as slots do.
+
+    Shapes: [<= blocks, bytes_max].
+    """
+    rows, width = max(1, min(blocks, near_blocks(part))), part.bytes_max
+    memory = np.empty(rows * width + PAGE_BYTES, np.uint8)
+    begin = -memory.ctypes.data % PAGE_BYTES
+    return memory[begin : begin + rows * width].reshape(rows, width)
 
 
 def near_blocks(part: Part) -> int:

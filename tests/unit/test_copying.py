@@ -170,6 +170,22 @@ def destination(part: Part, count: int, shape: str, data: st.DataObject) -> tupl
     return base, [base[:, a:b] for a, b in itertools.pairwise(edges)]
 
 
+@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize("places", [[4, 5, 6, 7], [7, 4, 6, 5]])
+def test_short_records_write_only_their_own_bytes_into_slots(
+    arena: Arena, places: list[int], in_pieces: bool
+) -> None:
+    part = part_of([300, 200])
+    slots, lengths = slots_in(arena, part, places), np.array([500, 301, 0, 7], np.uint32)
+    payload = np.full((4, 500), 9, np.uint8)
+    source: Buffer = [payload[:, :300], payload[:, 300:]] if in_pieces else payload
+    pages = arena.bytes.reshape(-1, PAGE_BYTES)
+    pages[slots] = 7
+    copy_in(arena, part, slots=slots, source=source, lengths=lengths)
+    inside = np.arange(PAGE_BYTES) < lengths[:, None]
+    assert (pages[slots] == np.where(inside, 9, 7)).all()
+
+
 @given(blocks=stored_blocks(), data=st.data())
 def test_any_wrong_byte_is_caught(
     arena: Arena, blocks: tuple[list[int], list[int], list[int]], data: st.DataObject

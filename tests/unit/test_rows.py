@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvstore.rows import THIN_BYTES, Bytes, copier, copy_bytes
+from kvstore.layout import Part, Segment
+from kvstore.rows import THIN_BYTES, Bytes, copier, copy_bytes, new_stage
 from kvstore.types import PAGE_BYTES
 
 ROWS = 5
@@ -58,3 +59,10 @@ def test_the_other_way_changes_no_byte() -> None:
     assert copy is not copy_bytes
     copy(source, target)
     assert (target == every).all()
+
+
+def test_a_stage_begins_with_a_page_as_slots_do() -> None:
+    part = Part(0, "kv", "all", 2 * PAGE_BYTES, (Segment(0, 1, 0, 2 * PAGE_BYTES),))
+    stage = new_stage(part, ROWS)
+    assert stage.shape == (ROWS, part.bytes_max)
+    assert stage.ctypes.data % PAGE_BYTES == 0
