@@ -190,7 +190,9 @@ class _Copy:
         """
         size = self.count * self.part.bytes_max
         shares = max(1, min(threads, size // SPLIT_BYTES_MIN, self.count))
-        pieces = 1 if shares == 1 else min(self.count, max(shares, size // STRETCH_BYTES))
+        if shares == 1:
+            return [(self.count, work(0, self.count))]
+        pieces = min(self.count, max(shares, size // STRETCH_BYTES))
         edges = [self.count * piece // pieces for piece in range(pieces + 1)]
         stretches = iter(list(itertools.pairwise(edges)))
         found: dict[int, _Result] = {}

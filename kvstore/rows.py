@@ -125,10 +125,11 @@ def copier(source: Bytes, target: Bytes) -> Copy:
     their own conjugates.
     Source: glibc bug 30994.
     """
-    lag = (target.ctypes.data - source.ctypes.data) % PAGE_BYTES
     drift = (target.strides[0] - source.strides[0]) % PAGE_BYTES
-    is_slow = 0 < lag < TRAILING_BYTES and drift == 0 and source.shape[1] >= THIN_BYTES
-    return _copy_in_a_loop if is_slow else copy_bytes
+    if drift or source.shape[1] < THIN_BYTES:
+        return copy_bytes
+    lag = (target.ctypes.data - source.ctypes.data) % PAGE_BYTES
+    return _copy_in_a_loop if 0 < lag < TRAILING_BYTES else copy_bytes
 
 
 def copy_pieces(copy: Copy, source: tuple[Bytes, ...], target: tuple[Bytes, ...]) -> None:
