@@ -217,22 +217,26 @@ class _Copy:
         """Copy blocks [start, stop), one call per run of contiguous slots."""
         is_layered = len(self.rows.arrays) > 1
         step = max(1, LAYERED_BYTES // self.part.stride_bytes) if is_layered else self.count
-        for _ in self._copied_stretches(start, stop, step):
+        through_stage = is_layered and self.rows.lengths is None and not self._coalesces(start, stop)
+        for _ in self._staged(start, stop) if through_stage else self._copied_stretches(start, stop, step):
             pass
 
     def _copied_stretches(self, start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         """Copy blocks [start, stop), at most `step` at a time; yield the begin and end of what was copied."""
-        runs = self._runs(start, stop)
-        if self.rows.lengths is not None or 2 * len(runs) > stop - start:
-            copy, steps = self._copy(), self._steps(start, stop)
-            for begin in range(start, stop, step):
-                end = min(begin + step, stop)
-                for source, target in itertools.islice(steps, end - begin):
-                    copy(source, target)
-                yield begin, end
+        if self.rows.lengths is None and self._coalesces(start, stop):
+            for first, begin, end in self._runs(start, stop):
+                yield from self._copied_run(first, start + begin, start + end, step)
             return
-        for first, begin, end in runs:
-            yield from self._copied_run(first, start + begin, start + end, step)
+        copies = map(self._copy(), *self._directed(self.rows.blocks(start, stop), self._theirs(start, stop)))
+        for begin in range(start, stop, step):
+            end = min(begin + step, stop)
+            for _ in itertools.islice(copies, end - begin):
+                pass
+            yield begin, end
+
+    def _coalesces(self, start: int, stop: int) -> bool:
+        """Say whether slots of blocks [start, stop) mostly lie beside each other."""
+        return 2 * len(self._runs(start, stop)) <= stop - start
 
     def checked(self, digests: bytes, start: int, stop: int) -> int:
         """Copy blocks [start, stop), check each, and return the index of the first wrong one, else `stop`."""
@@ -259,7 +263,12 @@ class _Copy:
             for begin, end in self._copied_stretches(start, stop, near_blocks(self.part)):
                 yield b"".join(itertools.islice(digests, (end - begin) * segments))
             return
-        stage = new_stage(self.part, stop - start)
+        for begin, end, stage in self._staged(start, stop):
+            yield b"".join(rows.staged(begin, end, stage).digests(0, end - begin))
+
+    def _staged(self, start: int, stop: int) -> Iterator[tuple[int, int, Bytes]]:
+        """Copy blocks [start, stop) over a stage; yield begin and end of what was copied, and the stage."""
+        rows, stage = self.rows, new_stage(self.part, stop - start)
         between = self._staging(stage, start, stop)
         for begin in range(start, stop, len(stage)):
             end = min(begin + len(stage), stop)
@@ -268,7 +277,7 @@ class _Copy:
             between(begin, end)
             if not self.inward:
                 rows.scatter(begin, end, stage)
-            yield b"".join(rows.staged(begin, end, stage).digests(0, end - begin))
+            yield begin, end, stage
 
     def _staging(self, stage: Bytes, start: int, stop: int) -> Callable[[int, int], object]:
         """Return what copies blocks [begin, end) of [start, stop) between a stage and their slots."""
@@ -309,10 +318,6 @@ class _Copy:
         """Return contiguous slots as rows. Shapes: [count, stride_bytes]."""
         begin, stride = first_slot * PAGE_BYTES, self.part.stride_bytes
         return self.memory[begin : begin + count * stride].reshape(count, stride)
-
-    def _steps(self, start: int, stop: int) -> Iterator[tuple[Block, Block]]:
-        """Yield (source, target) of each block."""
-        return zip(*self._directed(self.rows.blocks(start, stop), self._theirs(start, stop)), strict=True)
 
     def _directed(self, mine: _T, theirs: _T) -> tuple[_T, _T]:
         """Return (source, target)."""
