@@ -43,8 +43,9 @@ __all__ = ["Buffer", "Bytes", "CopiedIn", "CopiedOut", "copy_in", "copy_out", "d
 COPY_THREADS = 2
 SPLIT_BYTES_MIN = 1 << 20
 """A thread is not worth waking for less than this."""
-STRETCH_BYTES = 8 << 20
-"""What a thread copies before it looks for more."""
+STRETCH_BYTES = 32 << 20
+"""What a thread copies before it looks for more: every turn is one more meeting at the interpreter, where a
+thread that has to be woken waits as long as it copies a mebibyte."""
 LAYERED_BYTES = 12 << 20
 """Layer-major copies go over this much of the arena at a time, whose later layers are then still near."""
 

@@ -28,7 +28,7 @@ Cut = tuple[int, int]
 """Offset and length within a record."""
 Block = Bytes | tuple[Bytes, ...]
 
-NEAR_BYTES = 3 << 19
+NEAR_BYTES = 2 << 20
 """Copied, or put together, at a time before it is digested: few calls, and still in cache."""
 THIN_BYTES = 4096
 """Rows below this are too short for what `copier` avoids."""
