@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -250,22 +251,36 @@ def test_a_reader_needs_no_write_access(arena: Arena) -> None:
 
 def test_large_blocks_through_two_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    arena = open_arena(tmp_path / "a", pages=1000)
+    monkeypatch.setattr(copying, "SPLIT_BYTES_MIN", 1 << 20)
     part = part_of([28_512] * 4)
-    stored = Stored.put(arena, part, slots_in(arena, part, list(range(34))))
+    blocks = 2 * copying.SPLIT_BYTES_MIN // part.bytes_max + 1
+    arena = open_arena(tmp_path / "a", pages=(blocks + 1) * part.stride_pages)
+    stored = Stored.put(arena, part, slots_in(arena, part, list(range(blocks))))
     workers: set[str] = set()
-    spy = rows.copy_bytes
+    shares: list[int] = []
+    spy, pool = rows.copy_bytes, copying._pool
 
     def noted(source: Bytes, target: Bytes) -> None:
         workers.add(threading.current_thread().name)
         spy(source, target)
 
+    def asked() -> ThreadPoolExecutor:
+        shares.append(1)
+        return pool()
+
     monkeypatch.setattr(rows, "copy_bytes", noted)
+    monkeypatch.setattr(copying, "_pool", asked)
     into = stored.buffer()
-    assert stored.read(into, threads=1) == CopiedOut(34)
+    assert stored.read(into, threads=1) == CopiedOut(blocks)
     assert workers == {threading.current_thread().name}, "one thread means the caller's"
-    assert stored.read(into, threads=2) == CopiedOut(34)
+    assert not shares
+    assert stored.read(into, threads=2) == CopiedOut(blocks)
+    assert len(shares) == 1, "one more thread is asked for"
     assert (into == stored.payload).all()
+    stored.slots, stored.lengths = stored.slots[:-2], stored.lengths[:-2]
+    stored.digests = stored.digests[: -2 * DIGEST_BYTES * 4]
+    assert stored.read(into, threads=2) == CopiedOut(blocks - 2)
+    assert len(shares) == 1, "too little for two"
 
 
 @pytest.mark.parametrize("verify", [False, True])
