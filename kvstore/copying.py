@@ -41,8 +41,8 @@ from kvstore.types import DIGEST_BYTES, PAGE_BYTES, MissReason
 __all__ = ["Buffer", "Bytes", "CopiedIn", "CopiedOut", "copy_in", "copy_out", "digest_images"]
 
 COPY_THREADS = 2
-SPLIT_BYTES_MIN = 8 << 20
-"""A thread is not worth waking for less than this, which one thread copies in half a millisecond."""
+SPLIT_BYTES_MIN = 4 << 20
+"""A thread is not worth waking for less than this: in a virtual machine half of it is copied meanwhile."""
 STRETCH_BYTES = 32 << 20
 """What a thread copies before it looks for more: every turn is one more meeting at the interpreter, where a
 thread that has to be woken waits as long as it copies a mebibyte."""
