@@ -7,6 +7,7 @@ wait for each other longer than a copy takes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import os
@@ -27,9 +28,9 @@ from kvstore.rows import (
     Buffer,
     Bytes,
     Rows,
+    copier,
     copy_bytes,
     copy_pieces,
-    copy_rows,
     digests_of,
     near_blocks,
     new_stage,
@@ -40,14 +41,16 @@ from kvstore.types import DIGEST_BYTES, PAGE_BYTES, MissReason
 __all__ = ["Buffer", "Bytes", "CopiedIn", "CopiedOut", "copy_in", "copy_out", "digest_images"]
 
 COPY_THREADS = 2
-SPLIT_BYTES_MIN = 1 << 20
-"""A thread is not worth waking for less than this."""
-STRETCH_BYTES = 4 << 20
-"""What a thread copies before it looks for more."""
-LAYERED_BYTES = 4 << 20
+SPLIT_BYTES_MIN = 4 << 20
+"""A thread is not worth waking for less than this: in a virtual machine half of it is copied meanwhile."""
+STRETCH_BYTES = 32 << 20
+"""What a thread copies before it looks for more: every turn is one more meeting at the interpreter, where a
+thread that has to be woken waits as long as it copies a mebibyte."""
+LAYERED_BYTES = 12 << 20
 """Layer-major copies go over this much of the arena at a time, whose later layers are then still near."""
 
 _Result = TypeVar("_Result")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,9 @@ def digest_images(part: Part, images: Sequence[memoryview], lengths: U32Array) -
         raise InvalidArgument(f"digest of part {part.index}: images of {count} slots, {len(lengths)} lengths")
     edges = itertools.pairwise(itertools.accumulate(map(len, rows), initial=0))
     shares = zip(rows, edges, strict=True)
-    return b"".join(digests_of(part, block, lengths[start:stop]) for block, (start, stop) in shares)
+    return b"".join(
+        digest for block, (start, stop) in shares for digest in digests_of(part, block, lengths[start:stop])
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,9 @@ class _Copy:
         """
         size = self.count * self.part.bytes_max
         shares = max(1, min(threads, size // SPLIT_BYTES_MIN, self.count))
-        pieces = 1 if shares == 1 else min(self.count, max(shares, size // STRETCH_BYTES))
+        if shares == 1:
+            return [(self.count, work(0, self.count))]
+        pieces = min(self.count, max(shares, size // STRETCH_BYTES))
         edges = [self.count * piece // pieces for piece in range(pieces + 1)]
         stretches = iter(list(itertools.pairwise(edges)))
         found: dict[int, _Result] = {}
@@ -211,22 +218,26 @@ class _Copy:
         """Copy blocks [start, stop), one call per run of contiguous slots."""
         is_layered = len(self.rows.arrays) > 1
         step = max(1, LAYERED_BYTES // self.part.stride_bytes) if is_layered else self.count
-        for _ in self._copied_stretches(start, stop, step):
+        through_stage = is_layered and self.rows.lengths is None and not self._coalesces(start, stop)
+        for _ in self._staged(start, stop) if through_stage else self._copied_stretches(start, stop, step):
             pass
 
     def _copied_stretches(self, start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         """Copy blocks [start, stop), at most `step` at a time; yield the begin and end of what was copied."""
-        runs = self._runs(start, stop)
-        if self.rows.lengths is not None or 2 * len(runs) > stop - start:
-            copy, steps = self._copy(), self._steps(start, stop)
-            for begin in range(start, stop, step):
-                end = min(begin + step, stop)
-                for source, target in itertools.islice(steps, end - begin):
-                    copy(source, target)
-                yield begin, end
+        if self.rows.lengths is None and self._coalesces(start, stop):
+            for first, begin, end in self._runs(start, stop):
+                yield from self._copied_run(first, start + begin, start + end, step)
             return
-        for first, begin, end in runs:
-            yield from self._copied_run(first, start + begin, start + end, step)
+        copies = map(self._copy(), *self._directed(self.rows.blocks(start, stop), self._theirs(start, stop)))
+        for begin in range(start, stop, step):
+            end = min(begin + step, stop)
+            for _ in itertools.islice(copies, end - begin):
+                pass
+            yield begin, end
+
+    def _coalesces(self, start: int, stop: int) -> bool:
+        """Say whether slots of blocks [start, stop) mostly lie beside each other."""
+        return 2 * len(self._runs(start, stop)) <= stop - start
 
     def checked(self, digests: bytes, start: int, stop: int) -> int:
         """Copy blocks [start, stop), check each, and return the index of the first wrong one, else `stop`."""
@@ -249,43 +260,69 @@ class _Copy:
         """
         rows = self.rows
         if rows.are_records:
+            digests, segments = rows.digests(start, stop), len(self.part.segments)
             for begin, end in self._copied_stretches(start, stop, near_blocks(self.part)):
-                yield rows.digests(begin, end)
+                yield b"".join(itertools.islice(digests, (end - begin) * segments))
             return
-        stage = new_stage(self.part, stop - start)
+        for begin, end, stage in self._staged(start, stop):
+            yield b"".join(rows.staged(begin, end, stage).digests(0, end - begin))
+
+    def _staged(self, start: int, stop: int) -> Iterator[tuple[int, int, Bytes]]:
+        """Copy blocks [start, stop) over a stage; yield begin and end of what was copied, and the stage."""
+        rows, stage = self.rows, new_stage(self.part, stop - start)
+        between = self._staging(stage, start, stop)
         for begin in range(start, stop, len(stage)):
             end = min(begin + len(stage), stop)
-            staged = rows.staged(begin, end, stage)
-            slots = replace(self, slots=self.slots[begin:end], rows=staged)
             if self.inward:
                 rows.gather(begin, end, stage)
-            slots.plain(0, end - begin)
+            between(begin, end)
             if not self.inward:
                 rows.scatter(begin, end, stage)
-            yield staged.digests(0, end - begin)
+            yield begin, end, stage
+
+    def _staging(self, stage: Bytes, start: int, stop: int) -> Callable[[int, int], object]:
+        """Return what copies blocks [begin, end) of [start, stop) between a stage and their slots."""
+        runs = self._runs(start, stop)
+        if self.rows.lengths is None and len(runs) == 1:
+            slots = self._slot_rows(runs[0][0], stop - start)[:, : self.part.bytes_max]
+
+            def straight(begin: int, end: int) -> None:
+                copy_bytes(*self._directed(stage[: end - begin], slots[begin - start : end - start]))
+
+            return straight
+
+        def around(begin: int, end: int) -> None:
+            staged = self.rows.staged(begin, end, stage)
+            replace(self, slots=self.slots[begin:end], rows=staged).plain(0, end - begin)
+
+        return around
 
     def _runs(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         return self.arena.runs(self.slots[start:stop], stride_pages=self.part.stride_pages)
 
     def _copied_run(self, first_slot: int, start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         """Copy blocks [start, stop), whose slots are contiguous from `first_slot` on; yield as above."""
-        begin, count, stride = first_slot * PAGE_BYTES, stop - start, self.part.stride_bytes
-        slots = self.memory[begin : begin + count * stride].reshape(count, stride)
+        count = stop - start
+        slots = self._slot_rows(first_slot, count)
         pairs = [
-            (array[start:stop], slots[:, offset : offset + length])
+            self._directed(array[start:stop], slots[:, offset : offset + length])
             for array, (offset, length) in zip(self.rows.arrays, self.rows.cuts, strict=True)
         ]
+        moves = [(copier(source, target), source, target) for source, target in pairs]
         for low in range(0, count, step):
             high = min(low + step, count)
-            for mine, theirs in pairs:
-                source, target = (mine, theirs) if self.inward else (theirs, mine)
-                copy_rows(source[low:high], target[low:high])
+            for copy, source, target in moves:
+                copy(source[low:high], target[low:high])
             yield start + low, start + high
 
-    def _steps(self, start: int, stop: int) -> Iterator[tuple[Block, Block]]:
-        """Yield (source, target) of each block."""
-        mine, theirs = self.rows.blocks(start, stop), self._theirs(start, stop)
-        return zip(mine, theirs, strict=True) if self.inward else zip(theirs, mine, strict=True)
+    def _slot_rows(self, first_slot: int, count: int) -> Bytes:
+        """Return contiguous slots as rows. Shapes: [count, stride_bytes]."""
+        begin, stride = first_slot * PAGE_BYTES, self.part.stride_bytes
+        return self.memory[begin : begin + count * stride].reshape(count, stride)
+
+    def _directed(self, mine: _T, theirs: _T) -> tuple[_T, _T]:
+        """Return (source, target)."""
+        return (mine, theirs) if self.inward else (theirs, mine)
 
     def _theirs(self, start: int, stop: int) -> Iterable[Block]:
         memory, cuts, lengths = self.memory, self.rows.cuts, self.rows.lengths
@@ -297,7 +334,11 @@ class _Copy:
         return pieces if lengths is None else trimmed(pieces, cuts, lengths[start:stop])
 
     def _copy(self) -> Callable[[Block, Block], object]:
-        return cast("Callable[[Block, Block], object]", copy_bytes if self.rows.are_whole else copy_pieces)
+        pages = self.memory.reshape(-1, PAGE_BYTES)
+        copy = copier(*self._directed(self.rows.arrays[0], pages))
+        if self.rows.are_whole:
+            return cast("Callable[[Block, Block], object]", copy)
+        return cast("Callable[[Block, Block], object]", functools.partial(copy_pieces, copy))
 
 
 _executor: ThreadPoolExecutor | None = None

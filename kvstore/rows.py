@@ -18,6 +18,7 @@ import xxhash
 from kvstore.api import U32Array
 from kvstore.errors import InvalidArgument
 from kvstore.layout import Part
+from kvstore.types import PAGE_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 Buffer = Bytes | Sequence[Bytes]
@@ -30,12 +31,13 @@ Block = Bytes | tuple[Bytes, ...]
 NEAR_BYTES = 2 << 20
 """Copied, or put together, at a time before it is digested: few calls, and still in cache."""
 THIN_BYTES = 4096
-"""A ufunc's loop costs more than memmove for rows below this."""
+"""Rows below this are too short for what `copier` avoids."""
+TRAILING_BYTES = 64
+"""A target that begins fewer bytes than this further into its page than its source is slow for memmove."""
 
-# Copies source to destination; releases the GIL. np.copyto ends in memmove, whose `rep movsb` loses 30 % on
-# some x86 when both are not aligned alike (numpy's own large arrays start 16 bytes into a page, slots at its
-# beginning); the loop of a ufunc does not care.
-copy_bytes = cast("Callable[[Bytes, Bytes], Bytes]", np.positive)
+Copy = Callable[[Bytes, Bytes], object]
+"""Copies source to target; releases the GIL."""
+_copy_in_a_loop = cast("Copy", np.conjugate)
 _digest_bytes = cast("Callable[[Bytes], bytes]", xxhash.xxh3_128_digest)
 
 
@@ -83,8 +85,8 @@ class Rows:
         pieces = zip(*(array[start:stop] for array in self.arrays), strict=True)
         return pieces if self.lengths is None else trimmed(pieces, self.cuts, self.lengths[start:stop])
 
-    def digests(self, start: int, stop: int) -> bytes:
-        """Return the packed digests of blocks [start, stop), which are records."""
+    def digests(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the digest of every segment of blocks [start, stop), which are records, when asked for it."""
         lengths = None if self.lengths is None else self.lengths[start:stop]
         return digests_of(self.part, self.arrays[0][start:stop], lengths)
 
@@ -96,36 +98,55 @@ class Rows:
     def gather(self, start: int, stop: int, stage: Bytes) -> None:
         """Copy blocks [start, stop) to a stage."""
         for array, (offset, length) in zip(self.arrays, self.cuts, strict=True):
-            copy_rows(array[start:stop], stage[: stop - start, offset : offset + length])
+            copy_bytes(array[start:stop], stage[: stop - start, offset : offset + length])
 
     def scatter(self, start: int, stop: int, stage: Bytes) -> None:
         """Copy blocks [start, stop) from a stage; of short records only their own bytes."""
         if self.lengths is None:
             for array, (offset, length) in zip(self.arrays, self.cuts, strict=True):
-                copy_rows(stage[: stop - start, offset : offset + length], array[start:stop])
+                copy_bytes(stage[: stop - start, offset : offset + length], array[start:stop])
             return
         source = trimmed(columns(stage[: stop - start], self.cuts), self.cuts, self.lengths[start:stop])
         for out_of, into in zip(source, self.blocks(start, stop), strict=True):
-            copy_pieces(out_of, cast("tuple[Bytes, ...]", into))
+            copy_pieces(copy_bytes, out_of, cast("tuple[Bytes, ...]", into))
 
 
-def copy_rows(source: Bytes, target: Bytes) -> None:
-    """Copy rows that may be strided. Threads: releases the GIL."""
-    if source.shape[1] < THIN_BYTES:
-        np.copyto(target, source)
-    else:
-        copy_bytes(source, target)
+def copy_bytes(source: Bytes, target: Bytes) -> None:
+    """Copy bytes, or rows that may be strided. Threads: releases the GIL."""
+    np.copyto(target, source)
 
 
-def copy_pieces(source: tuple[Bytes, ...], target: tuple[Bytes, ...]) -> None:
+def copier(source: Bytes, target: Bytes) -> Copy:
+    """Return what copies these rows, or a part of them, soonest.
+
+    np.copyto ends in memmove, which is best but for one trap: on x86 `rep movsb` loses 15 % and more where
+    every row starts 1 to 63 bytes further into its page than where it comes from, as do arrays of numpy's own
+    (16 bytes into a page) beside slots (at its beginning). The loop of a ufunc does not care; integers are
+    their own conjugates.
+    Source: glibc bug 30994.
+    """
+    drift = (target.strides[0] - source.strides[0]) % PAGE_BYTES
+    if drift or source.shape[1] < THIN_BYTES:
+        return copy_bytes
+    lag = (target.ctypes.data - source.ctypes.data) % PAGE_BYTES
+    return _copy_in_a_loop if 0 < lag < TRAILING_BYTES else copy_bytes
+
+
+def copy_pieces(copy: Copy, source: tuple[Bytes, ...], target: tuple[Bytes, ...]) -> None:
     """Copy a block piece by piece."""
     for out_of, into in zip(source, target, strict=True):
-        copy_bytes(out_of, into)
+        copy(out_of, into)
 
 
 def new_stage(part: Part, blocks: int) -> Bytes:
-    """Return a stage for some blocks, few enough to stay near. Shapes: [<= blocks, bytes_max]."""
-    return np.empty((max(1, min(blocks, near_blocks(part))), part.bytes_max), np.uint8)
+    """Return a stage for some blocks, few enough to stay near, that begins with a page as slots do.
+
+    Shapes: [<= blocks, bytes_max].
+    """
+    rows, width = max(1, min(blocks, near_blocks(part))), part.bytes_max
+    memory = np.empty(rows * width + PAGE_BYTES, np.uint8)
+    begin = -memory.ctypes.data % PAGE_BYTES
+    return memory[begin : begin + rows * width].reshape(rows, width)
 
 
 def near_blocks(part: Part) -> int:
@@ -141,13 +162,13 @@ def digest_rows(part: Part, buffer: Buffer, lengths: U32Array) -> bytes:
     """
     rows, count = Rows.of(part, buffer, lengths=lengths), len(lengths)
     if rows.are_records:
-        return rows.digests(0, count)
+        return b"".join(rows.digests(0, count))
     stage = new_stage(part, count)
     found: list[bytes] = []
     for start in range(0, count, len(stage)):
         stop = min(start + len(stage), count)
         rows.gather(start, stop, stage)
-        found.append(rows.staged(start, stop, stage).digests(0, stop - start))
+        found += rows.staged(start, stop, stage).digests(0, stop - start)
     return b"".join(found)
 
 
@@ -199,13 +220,14 @@ def trimmed(
         yield tuple([piece[: max(0, length - offset)] for piece, offset in zip(block, offsets, strict=True)])
 
 
-def digests_of(part: Part, records: Bytes, lengths: U32Array | None) -> bytes:
-    """Return the packed digests of records, without a step of Python for each: threads would queue for it.
+def digests_of(part: Part, records: Bytes, lengths: U32Array | None) -> Iterator[bytes]:
+    """Yield the digest of every segment of some records, each when it is asked for, and without a step of
+    Python: threads would queue for it.
 
-    Shapes: records [n, >= bytes_max]; lengths u32[n], None when all are full; digests 16 x segments x n.
+    Shapes: records [n, >= bytes_max]; lengths u32[n], None when all are full.
     """
     cuts = segment_cuts(part)
     blocks = columns(records, cuts)
     if lengths is not None:
         blocks = trimmed(blocks, cuts, lengths)
-    return b"".join(map(_digest_bytes, itertools.chain.from_iterable(blocks)))
+    return map(_digest_bytes, itertools.chain.from_iterable(blocks))

@@ -68,7 +68,9 @@ class _Section(BaseModel):
 class ServerSettings(_Section):
     """Where the daemon listens, whom it lets in and how much of them it takes."""
 
-    address: str = Field(pattern="^unix:.+", description="unix socket of local clients")
+    address: str = Field(
+        pattern="^unix:.+", description="unix socket of local clients; beside it a plain one, .bytes"
+    )
     socket_mode: FileMode = Field(default=0o600, description="file mode of the socket")
     socket_group: str = Field(default="", description="group of the socket; empty: the daemon's own")
     tcp_address: str = Field(default="", description="host:port for remote clients; empty: none")

@@ -132,7 +132,7 @@ class Client:
 
     def after_fork(self) -> None:
         """Start afresh in a forked child: fresh locks, threads and connection, on first use."""
-        fork.keep(self._runtime)
+        self._runtime.leave_to_parent()
         self._namespaces = dict(self._namespaces)
         self._runtime = Runtime(self._target, self.clock, self._namespaces)
         self.events = Events()

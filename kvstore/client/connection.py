@@ -163,7 +163,7 @@ class Connection:
 
     def _connect(self) -> Link:
         deadline = Deadline(self._clock, self._target.limits.connect_seconds)
-        link = Link(self._target, on_end=self._wake)
+        link = Link.dial(self._target, deadline, on_end=self._wake)
         try:
             link.greet(deadline)
             for key in list(self._namespaces):

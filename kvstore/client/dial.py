@@ -58,8 +58,8 @@ class Target:
         return self.address.startswith(UNIX)
 
     @property
-    def socket_path(self) -> str:
-        """The path of the unix socket."""
+    def path(self) -> str:
+        """The path of a unix socket."""
         return self.address.removeprefix(UNIX)
 
     @property

@@ -3,8 +3,9 @@
 gRPC itself must be prepared before it is imported: with GRPC_ENABLE_FORK_SUPPORT a child can open channels
 of its own. Importing kvstore.client sets it unless the environment says otherwise or gRPC is already
 loaded; without it the verbs of a child whose parent has used gRPC are misses, never a hang. A fork takes
-about a second while sessions live. A child that neither execs nor exits keeps its parent's socket open, so
-the parent's leases may outlive it until their deadlines.
+about a second while gRPC sessions live, and a child that neither execs nor exits keeps its parent's sockets
+open, so that the parent's leases may outlive it until their deadlines. Sessions on a plain socket are spared
+both.
 """
 
 from __future__ import annotations

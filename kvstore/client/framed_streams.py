@@ -27,7 +27,7 @@ def fetch(
 
     Errors: what the daemon says; DeadlineExceeded; TierUnavailable on an ended link or a stream of nonsense.
     """
-    call = link.invoke(link.stub.Fetch, request, deadline=deadline)
+    call = link.invoke(link.stub().Fetch, request, deadline=deadline)
     try:
         for reply in call:
             if reply.WhichOneof("message") == "chunk":
@@ -55,7 +55,7 @@ def news(link: Link, layout: Layout, request: pb.FetchRequest, *, deadline: Dead
 
     Errors: as `fetch`.
     """
-    call = link.invoke(link.stub.Fetch, request, deadline=deadline)
+    call = link.invoke(link.stub().Fetch, request, deadline=deadline)
     try:
         for reply in call:
             yield progress_from_wire(reply.progress, layout)
@@ -81,7 +81,7 @@ def put(
     try:
         # As a future: the blocking form misses its deadline when the daemon hangs in mid-stream.
         requests = _messages(header, layout, sources, chunk_bytes)
-        call = link.invoke(link.stub.Put.future, requests, deadline=deadline)
+        call = link.invoke(link.stub().Put.future, requests, deadline=deadline)
         reply = call.result(deadline.left() + GRACE_SECONDS)
     except grpc.FutureTimeoutError as error:
         call.cancel()

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grpc
+
 from kvstore import __version__
 from kvstore.api import OpenAnswer
 from kvstore.arena import Arena
@@ -17,6 +19,7 @@ from kvstore.client.dial import Target
 from kvstore.client.limits import Transport
 from kvstore.client.payload import Payload
 from kvstore.client.session import Outcome, Session
+from kvstore.client.streams import GrpcStream, PacketStream, dial_plain
 from kvstore.errors import KVStoreError, PermissionRefused, TierUnavailable
 from kvstore.locks import ClientLock
 from kvstore.rpc.channel import PROTOCOL
@@ -41,7 +44,7 @@ class Link:
     Threads: any.
     """
 
-    def __init__(self, target: Target, *, on_end: Callable[[], None]) -> None:
+    def __init__(self, target: Target, *, plain: PacketStream | None, on_end: Callable[[], None]) -> None:
         self._target = target
         self.copy_threads = target.limits.copy_threads
         self._lock = threading.Lock()
@@ -54,15 +57,35 @@ class Link:
         self.transport = Transport.FRAMED
         self.server = ""
         self.payload = Payload(target)
-        self._channel = target.channel()
-        self.stub: DataStub = data_stub(self._channel)
+        self._channel: grpc.Channel | None = None
+        self._stub: DataStub | None = None
         self.session = Session(
-            self.stub,
-            metadata=target.metadata,
+            plain or GrpcStream(self.stub(), metadata=target.metadata),
             requests_max=target.limits.requests_max,
             on_orphan=self._give_back,
             on_end=on_end,
         )
+
+    @staticmethod
+    def dial(target: Target, deadline: Deadline, *, on_end: Callable[[], None]) -> Link:
+        """Return a link whose session takes the plain socket where there is one.
+
+        Errors: what the daemon refuses the connection with; DeadlineExceeded, TierUnavailable.
+        """
+        return Link(target, plain=dial_plain(target, deadline), on_end=on_end)
+
+    def stub(self) -> DataStub:
+        """Return the gRPC service, for what does not go over the session; its channel is made on first use.
+
+        Errors: TierUnavailable when the link is over; InvalidArgument when a TLS file cannot be read.
+        """
+        with self._lock:
+            if self._retired:
+                raise TierUnavailable("link: the connection this came from is over")
+            if self._stub is None:
+                self._channel = self._target.channel()
+                self._stub = data_stub(self._channel)
+            return self._stub
 
     def greet(self, deadline: Deadline) -> None:
         """Say hello, map the arena if it is offered and wanted, and lock this client's byte.
@@ -178,7 +201,8 @@ class Link:
             is_last = not self._users
         self.payload.close()
         self.session.close()
-        self._channel.close()
+        if self._channel is not None:
+            self._channel.close()
         if is_last:
             self._close_mapping()
 

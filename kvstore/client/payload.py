@@ -104,7 +104,7 @@ class Payload:
         self._target = target
         self._place: str | tuple[str, int] | None = None
         if target.is_unix:
-            self._place = f"{target.socket_path}{SOCKET_SUFFIX}"
+            self._place = f"{target.path}{SOCKET_SUFFIX}"
         self._lock = threading.Lock()
         self._idle: list[Pipe] = []
         self._pipes: set[Pipe] = set()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import operator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,27 +89,34 @@ class Reservation:
 
 def final_outcomes(reserved: Iterable[OutcomeRun], committed: Iterable[OutcomeRun]) -> tuple[OutcomeRun, ...]:
     """Return one outcome per block of a put: what the commit says where it speaks of reserved blocks only."""
-    before, after = _spread(reserved), _spread(committed)
-    if len(after) != len(before):
-        answers = iter(after)
-        before = [next(answers, o) if o is PutOutcome.RESERVED else o for o in before]
-    else:
-        before = after
-    return _packed(before)
+    before, after = tuple(reserved), tuple(committed)
+    if sum(run.count for run in before) == sum(run.count for run in after):
+        return _joined(after)
+    answers = deque(after)
+    final: list[OutcomeRun] = []
+    for run in before:
+        final += _taken(answers, run) if run.outcome is PutOutcome.RESERVED else (run,)
+    return _joined(final)
 
 
-def _spread(runs: Iterable[OutcomeRun]) -> list[PutOutcome]:
-    return [run.outcome for run in runs for _ in range(run.count)]
+def _taken(answers: deque[OutcomeRun], asked: OutcomeRun) -> Iterator[OutcomeRun]:
+    """Take the answers of so many blocks; what nobody speaks of stays as it was asked."""
+    left = asked.count
+    while left and answers:
+        answer = answers.popleft()
+        count = min(left, answer.count)
+        if count < answer.count:
+            answers.appendleft(OutcomeRun(answer.outcome, answer.count - count))
+        yield OutcomeRun(answer.outcome, count)
+        left -= count
+    if left:
+        yield OutcomeRun(asked.outcome, left)
 
 
-def _packed(outcomes: Iterable[PutOutcome]) -> tuple[OutcomeRun, ...]:
-    runs: list[OutcomeRun] = []
-    for outcome in outcomes:
-        if runs and runs[-1].outcome is outcome:
-            runs[-1] = OutcomeRun(outcome, runs[-1].count + 1)
-        else:
-            runs.append(OutcomeRun(outcome, 1))
-    return tuple(runs)
+def _joined(runs: Iterable[OutcomeRun]) -> tuple[OutcomeRun, ...]:
+    groups = itertools.groupby(runs, key=operator.attrgetter("outcome"))
+    counted = ((outcome, sum(run.count for run in group)) for outcome, group in groups)
+    return tuple(OutcomeRun(outcome, count) for outcome, count in counted if count)
 
 
 def _count(runs: Iterable[OutcomeRun], wanted: frozenset[PutOutcome]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from kvstore.client import fork
 from kvstore.client.alarms import Alarms
 from kvstore.client.connection import Connection
 from kvstore.client.deadline import Deadline
@@ -70,6 +71,12 @@ class Runtime:
         self.alarms.close()
         if workers is not None:
             workers.shutdown(wait=True, cancel_futures=True)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: keep the parent's things from being finalised, and its connection from us."""
+        fork.keep(self)
+        if (link := self.connection.current) is not None:
+            link.session.leave_to_parent()
 
     def _finished(self) -> None:
         with self._lock:

@@ -11,12 +11,10 @@ import threading
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 
-import grpc
-
+from kvstore.client.streams import Outgoing, Stream
 from kvstore.errors import DeadlineExceeded, KVStoreError, Overloaded, PermissionRefused, TierUnavailable
-from kvstore.rpc.stubs import DataStub
 from kvstore.rpc.v1 import data_pb2 as pb
-from kvstore.rpc.wire import error_from_call, error_from_wire
+from kvstore.rpc.wire import error_from_wire
 
 _log = logging.getLogger(__name__)
 RIDE_SECONDS = 0.003
@@ -43,9 +41,8 @@ class Session:
 
     def __init__(
         self,
-        stub: DataStub,
+        stream: Stream,
         *,
-        metadata: tuple[tuple[str, str], ...] = (),
         requests_max: int,
         on_orphan: Callable[[pb.SessionReply], None],
         on_end: Callable[[], None],
@@ -54,7 +51,8 @@ class Session:
         self._requests_max = requests_max
         self._on_orphan = on_orphan
         self._on_end = on_end
-        self._outgoing: SimpleQueue[pb.SessionRequest | None] = SimpleQueue()
+        self._outgoing: SimpleQueue[Outgoing | None] = SimpleQueue()
+        self._queued = 0
         self._riders: list[pb.ReleaseRequest] = []
         self._sender_sleeps = False
         self._lock = threading.Lock()
@@ -62,7 +60,8 @@ class Session:
         self._waiting: dict[int, OnReply | None] = {}
         self._listening: dict[int, OnProgress] = {}
         self._end: KVStoreError | None = None
-        self._call = stub.Session(self._requests(), metadata=metadata or None)
+        self._stream = stream
+        stream.start(self._requests())
         self._reader = threading.Thread(target=self._read, name="kvstore-session", daemon=True)
         self._reader.start()
 
@@ -126,15 +125,21 @@ class Session:
                 self._sender_sleeps = False
                 self._outgoing.put(_WAKE)
 
-    def _say(self, request: pb.SessionRequest | None) -> None:
-        """Queue a message behind the releases that were said before it. Call with the lock."""
+    def _say(self, request: pb.SessionRequest) -> None:
+        """Send a message behind what was said before it, or queue it. Call with the lock."""
         self._say_riders()
-        self._outgoing.put(request)
+        left = request if self._queued else self._stream.send_now(request)
+        if left is not None:
+            self._queue(left)
 
     def _say_riders(self) -> None:
         for release in self._riders:
-            self._outgoing.put(pb.SessionRequest(release=release))
+            self._queue(pb.SessionRequest(release=release))
         self._riders.clear()
+
+    def _queue(self, outgoing: Outgoing) -> None:
+        self._queued += 1
+        self._outgoing.put(outgoing)
 
     def abandon(self, number: int) -> bool:
         """Stop waiting for a reply; False when it has been delivered. A late one goes to `on_orphan`."""
@@ -160,15 +165,22 @@ class Session:
         self._finish(TierUnavailable("session: closed by this client"))
         if threading.current_thread() is not self._reader:
             self._reader.join(CLOSE_SECONDS)
-        self._call.cancel()
+        self._stream.close()
 
-    def _requests(self) -> Iterator[pb.SessionRequest]:
-        """Yield what goes out, on gRPC's own thread."""
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go of the stream; nobody here reads it or sends on it."""
+        if self._end is None:
+            self._stream.leave_to_parent()
+
+    def _requests(self) -> Iterator[Outgoing]:
+        """Yield what goes out, on the stream's own thread."""
         while (request := self._next()) is not None:
             if request is not _WAKE:
                 yield request
+                with self._lock:
+                    self._queued -= 1
 
-    def _next(self) -> pb.SessionRequest | None:
+    def _next(self) -> Outgoing | None:
         """Return what is to go out next, None at the end.
 
         While messages follow each other, releases wait without a word to this thread: the next match takes
@@ -186,13 +198,13 @@ class Session:
     def _read(self) -> None:
         error: KVStoreError = TierUnavailable("session: the daemon ended it")
         try:
-            for reply in self._call:
+            for reply in self._stream.replies():
                 if self.boot_id and reply.boot_id != self.boot_id:
                     error = TierUnavailable("session: another daemon answers on this stream")
                     break
                 self._deliver(reply)
-        except grpc.RpcError as broken:
-            error = error_from_call(broken)
+        except KVStoreError as broken:
+            error = broken
         except Exception as broken:
             _log.exception("session reader failed")
             error = TierUnavailable(f"session: the reader failed: {broken}")
@@ -227,7 +239,8 @@ class Session:
             listening = list(self._listening.values())
             self._waiting.clear()
             self._listening.clear()
-            self._say(None)
+            self._say_riders()
+            self._outgoing.put(None)
         for on_reply in waiting:
             on_reply(error)
         for listener in listening:

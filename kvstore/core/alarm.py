@@ -17,8 +17,6 @@ from kvstore.tiers.base import RecoveredFrame, Tier
 from kvstore.types import key_count
 
 SLOW_SECONDS = 1.0
-WAKE_SECONDS = 0.02
-"""Nobody on a scheduler's path waits longer for a header (DESIGN section 3)."""
 Found = dict[Sleeper, RecoveredFrame | None]
 
 
@@ -34,12 +32,15 @@ class Alarm:
         tier: Tier | None,
         clock: Clock,
         decision: Callable[[], AbstractContextManager[None]],
+        *,
+        wake_seconds: float,
     ) -> None:
         self._catalog = catalog
         self._tier = tier
         self._clock = clock
         self._decision = decision
         self._waker = Waker(catalog)
+        self._wake_seconds = wake_seconds
         self._slow_until = -math.inf
         self.never_waits = 0
         """The thread that must not wait for a disk: a service's event loop."""
@@ -61,7 +62,7 @@ class Alarm:
         """So long is a header worth waiting for now. One who waits for a disk that is slow is enough: what it
         tells late is taken all the same.
         """
-        return 0.0 if self._clock.monotonic() < self._slow_until else WAKE_SECONDS
+        return 0.0 if self._clock.monotonic() < self._slow_until else self._wake_seconds
 
     def give_up(self, asleep: RunsAsleep) -> None:
         """Go on without frames of which the disk did not tell in time."""

@@ -49,8 +49,8 @@ class Ladder(Views):
     """Host memory above SSD behind one set of verbs.
 
     Threads: every verb may be called from any thread and none blocks on I/O, except that a request for frames
-    asleep waits for their headers, WAKE_SECONDS at most, and a delete for those of all that it may concern.
-    Callbacks run outside the lock, on the thread of the verb or of the tier that caused them.
+    asleep waits for their headers, `Limits.wake_seconds` at most, and a delete for those of all that it may
+    concern. Callbacks run outside the lock, on the thread of the verb or of the tier that caused them.
     """
 
     # Start and namespaces

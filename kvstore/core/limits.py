@@ -32,13 +32,15 @@ class Limits:
     write_queue_bytes_max: int = 256 * MIB
     write_bytes_behind_reads: int = 8 * MIB
     loads_in_flight_max: int = 8
-    load_bytes: int = 2 * MIB
+    load_bytes: int = 4 * MIB
     sweep_bytes: int = 256 * MIB
     load_seconds_max: float = 5.0
     write_seconds_max: float = 30.0
     ssd_capacity_bytes: int = 0
     ledger_entries: int = 1 << 18
     sleep_seconds: float = 600.0
+    wake_seconds: float = 0.02
+    """Nobody on a scheduler's path waits longer for a header (DESIGN section 3)."""
     remembered_commits_max: int = 4096
     boundary_scan_blocks_max: int = 4096
     bucket_fraction: float = 0.125

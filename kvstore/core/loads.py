@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.api import NO_SESSION, U32Array
 from kvstore.core.catalog import Catalog
@@ -16,6 +17,11 @@ from kvstore.core.shares import FairQueue
 from kvstore.errors import Overloaded
 from kvstore.tiers.base import FrameRead, ReadResult
 from kvstore.types import DIGEST_BYTES, HASH_BYTES, MissReason, key_at
+
+Mask = npt.NDArray[np.bool_]
+LOAD_BYTES_MIN = 1 << 20
+SHARES = 4
+"""What one request wants is read in so many loads at least, if none of them would be smaller than that."""
 
 
 class Waiter(Protocol):
@@ -86,6 +92,11 @@ class Load:
             for position in range(self.asked, len(self.frame.parts)):
                 self.queue.remove((self, position), session=self.session)
             self.queue = None
+
+
+def largest_stride(frame: Frame) -> int:
+    """Return what a block takes in the largest of its parts."""
+    return max(part.stride_bytes for part in frame.parts)
 
 
 Turn = tuple[Load, int]
@@ -160,11 +171,16 @@ class Loads:
         """
         entering: dict[Load, None] = {}
         joined = 0
-        for frame, start, count in stretches:
-            mask = frame.resident(start, count)
-            if mask.all():
-                continue
-            for load in self._covering(frame, start, mask):
+        absent = [
+            (frame, start, mask)
+            for frame, start, count in stretches
+            if not (mask := frame.resident(start, count)).all()
+        ]
+        if not absent:
+            return 0
+        size = self._load_bytes(absent, urgent=urgent)
+        for frame, start, mask in absent:
+            for load in self._covering(frame, start, mask, size):
                 if load.has_unqueued_reads or (urgent and self._hurries(load, session)):
                     entering[load] = None
                 load.waiters[waiter] = load.waiters.get(waiter, 0) + 1
@@ -177,11 +193,17 @@ class Loads:
             enter(list(entering), self._ahead, session=session, sweep_bytes=0)
         return joined
 
-    def _covering(
-        self, frame: Frame, start: int, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    ) -> Iterator[Load]:
+    def _load_bytes(self, absent: Sequence[tuple[Frame, int, Mask]], *, urgent: bool) -> int:
+        """Return how much a load reads of a part: large ones cost the least Python a byte, but a request has
+        at least as many as the tier has threads, and a fetch must not wait for much that nobody waits for.
+        """
+        most = self._limits.load_bytes if urgent else self._limits.load_bytes // 2
+        whole = sum(int((~mask).sum()) * largest_stride(frame) for frame, _, mask in absent)
+        return min(most, max(LOAD_BYTES_MIN, whole // SHARES))
+
+    def _covering(self, frame: Frame, start: int, mask: Mask, size: int) -> Iterator[Load]:
         """Yield the loads of what of a stretch is not resident, new ones where there are none."""
-        per_load = max(1, self._limits.load_bytes // max(part.stride_bytes for part in frame.parts))
+        per_load = max(1, size // largest_stride(frame))
         index = start
         while index < start + len(mask):
             if mask[index - start]:
@@ -204,7 +226,7 @@ class Loads:
         frame: Frame,
         index: int,
         start: int,
-        mask: np.ndarray[tuple[int], np.dtype[np.bool_]],
+        mask: Mask,
         per_load: int,
     ) -> Load:
         end = index + 1

@@ -48,15 +48,21 @@ class PendingPut:
     """All parts of one put, from the first reserve to publication or expiry."""
 
     def __init__(
-        self, state: NamespaceState, request: ReserveRequest, *, retention_class: str, deadline: float
+        self,
+        state: NamespaceState,
+        request: ReserveRequest,
+        names: list[bytes],
+        *,
+        retention_class: str,
+        deadline: float,
     ) -> None:
         self.state = state
         self.put_id = request.put_id
         self.parent = request.parent
         self.keys = request.keys
-        self.names = split_keys(request.keys)
-        self.registered: dict[bytes, PendingPut] = {}
-        self.count = key_count(request.keys)
+        self.names = names
+        self.registered: list[bytes] = []
+        self.count = len(names)
         self.retention_class = retention_class
         self.provenance = request.provenance
         self.deadline = deadline
@@ -119,19 +125,27 @@ class PutChecks:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
-    def reserve(self, state: NamespaceState, request: ReserveRequest) -> list[PartBlocks]:
-        """Check a reserve request and return the parts it brings.
+    def names(self, request: ReserveRequest) -> list[bytes]:
+        """Return the keys of a reserve request one by one.
 
         Errors: InvalidArgument.
         """
         count = key_count(request.keys)
         if not 1 <= count <= self._limits.keys_max:
             raise InvalidArgument(f"reserve: 1..{self._limits.keys_max} blocks allowed, got {count}")
+        return split_keys(request.keys)
+
+    def reserve(self, state: NamespaceState, request: ReserveRequest, names: list[bytes]) -> list[PartBlocks]:
+        """Check a reserve request, whose keys are `names`, and return the parts it brings.
+
+        Errors: InvalidArgument.
+        """
+        count = len(names)
         if len(request.parent) != HASH_BYTES and not state.flat:
             raise InvalidArgument(f"reserve: parent must have {HASH_BYTES} bytes, got {len(request.parent)}")
         if not state.flat and request.keys.find(request.parent) % HASH_BYTES == 0:
             raise InvalidArgument("reserve: the parent is one of the blocks that are to follow it")
-        if len(set(split_keys(request.keys))) != count:
+        if len(set(names)) != count:
             raise InvalidArgument(f"reserve: the same hash occurs twice among {count} keys")
         if len(request.put_id) > 64:
             raise InvalidArgument(f"reserve: put_id may have 64 bytes, got {len(request.put_id)}")

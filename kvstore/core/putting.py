@@ -39,7 +39,7 @@ from kvstore.core.shares import Share
 from kvstore.core.writeback import WriteBack
 from kvstore.errors import LeaseExpired, Overloaded
 from kvstore.tiers.base import FrameKind
-from kvstore.types import HASH_BYTES, PART_WAIT_SECONDS, RESERVATION_SECONDS, PutOutcome, split_keys
+from kvstore.types import HASH_BYTES, PART_WAIT_SECONDS, RESERVATION_SECONDS, PutOutcome
 
 
 class Putting:
@@ -78,7 +78,8 @@ class Putting:
 
         Errors: InvalidArgument, Overloaded, RunsAsleep.
         """
-        pieces = self._checks.reserve(state, request)
+        names = self._checks.names(request)
+        pieces = self._checks.reserve(state, request, names)
         self._presence.need(state, request)
         if len(self._reservations) >= self._limits.reservations_max:
             raise Overloaded(
@@ -87,7 +88,7 @@ class Putting:
             )
         self._count.check(request.session)
         self._pages.check(request.session)
-        put = self._join_or_start(state, request, pieces, monotonic=monotonic, now=now)
+        put = self._join_or_start(state, request, names, pieces, monotonic=monotonic, now=now)
         fresh = [self._add_part(put, piece, now=now) for piece in pieces]
         pages = sum(part.mask * np.int64(part.data.part.stride_pages) for part in fresh)
         self._allocate(put, fresh, room=self._pages.leading(request.session, np.asarray(pages)), now=now)
@@ -103,6 +104,7 @@ class Putting:
         self,
         state: NamespaceState,
         request: ReserveRequest,
+        names: list[bytes],
         pieces: list[PartBlocks],
         *,
         monotonic: float,
@@ -112,9 +114,10 @@ class Putting:
         if known is not None:
             self._checks.joins(known, request, pieces)
             return known
-        self._supersede(state, split_keys(request.keys), monotonic=monotonic)
-        name = self._catalog.retention.named(request.retention_class).name
-        put = PendingPut(state, request, retention_class=name, deadline=monotonic + RESERVATION_SECONDS)
+        self._supersede(state, names, monotonic=monotonic)
+        held_by = self._catalog.retention.named(request.retention_class).name
+        deadline = monotonic + RESERVATION_SECONDS
+        put = PendingPut(state, request, names, retention_class=held_by, deadline=deadline)
         above, stretches = self._presence.look(put)
         self._renew(put, above, stretches, now=now)
         return put
@@ -207,8 +210,9 @@ class Putting:
         for part in fresh:
             part.reservation = number
             if part.data.part.index in required:
-                put.registered |= dict.fromkeys(itertools.compress(put.names, part.mask.tolist()), put)
-        put.state.pending.update(put.registered)
+                registered = list(itertools.compress(put.names, part.mask.tolist()))
+                put.registered += registered
+                put.state.pending.update(dict.fromkeys(registered, put))
         extents = tuple(extent for part in fresh for extent in reserved_extents(part))
         return ReserveAnswer(
             reservation=number, outcomes=outcomes, extents=extents, seconds=put.deadline - monotonic
@@ -351,8 +355,9 @@ class Putting:
 
     def _close(self, put: PendingPut) -> None:
         pending = put.state.pending
-        for name in [name for name in put.registered if pending.get(name) is put]:
-            del pending[name]  # a later rank of another put may have registered the same block
+        for name in put.registered:
+            if pending.get(name) is put:  # a later rank of another put may have registered the same block
+                del pending[name]
         put.registered.clear()
         if self._puts.get((put.state.fingerprint, put.put_id)) is put:
             del self._puts[(put.state.fingerprint, put.put_id)]

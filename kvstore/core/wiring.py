@@ -85,7 +85,7 @@ class Wiring:
             events=events,
             plan=self._plan,
         )
-        self._alarm = Alarm(self._catalog, ssd, clock, self._decision)
+        self._alarm = Alarm(self._catalog, ssd, clock, self._decision, wake_seconds=self._limits.wake_seconds)
         self._search = Search(self._catalog, ssd, self._lock)
         self._matcher = Matcher(self._catalog, self._limits)
         self._loads = Loads(self._catalog, self._limits)

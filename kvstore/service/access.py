@@ -5,6 +5,7 @@ A caller who is fenced in cannot tell what is another tenant's from what is not 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,11 +17,13 @@ from kvstore.api import NO_SESSION
 from kvstore.clock import Clock
 from kvstore.core.ladder import Ladder
 from kvstore.errors import LeaseExpired, Overloaded, PermissionRefused, UnknownNamespace
+from kvstore.events import Events
 from kvstore.namespace import Namespace
 from kvstore.service.limits import Bucket, Places
 from kvstore.service.tokens import Grant, Role, Tokens, digest_of
 from kvstore.types import Fingerprint
 
+_log = logging.getLogger(__name__)
 TENANT_NAMESPACES_MAX = 128
 STREAMS_SHARE = -(1 << 32)
 """The one share of all framed puts on the unix socket: such a stream does not say whose it is."""
@@ -148,8 +151,11 @@ class TokenCaller(Caller):
 class TokenCallers:
     """Makes a caller of each call; what is counted by token is kept here."""
 
-    def __init__(self, tokens: Tokens, *, per_second: float, streams_max: int, clock: Clock) -> None:
+    def __init__(
+        self, tokens: Tokens, *, per_second: float, streams_max: int, clock: Clock, events: Events
+    ) -> None:
         self.tokens = tokens
+        self._events = events
         self.streams = Places("streams of this connection", each_max=streams_max)
         self._per_second = per_second
         self._clock = clock
@@ -182,27 +188,26 @@ class TokenCallers:
             raise PermissionRefused("token: it is no longer valid")
         return TokenCaller(grant, self, peer=str(context.peer()))
 
-    def of_token(self, token: str, peer: str) -> Caller:
-        """Return who presents a token on a connection of its own.
+    def with_token(self, token: str, peer: str) -> Caller:
+        """Return who presents a token on a plain socket.
 
         Errors: PermissionRefused.
         """
-        grant = self.tokens.find(digest_of(token.encode(errors="replace")))
+        grant = self.tokens.find(digest_of(token.encode()))
         if grant is None:
+            self._events.add("kvstore_rpc_refusals_total")
+            _log.warning("connection without a valid token", extra={"peer": peer})
             raise PermissionRefused("a valid token is needed on this address")
         return TokenCaller(grant, self, peer=peer)
 
 
 CallerOf = Callable[[Context], Caller]
+CallerWith = Callable[[str, str], Caller]
+"""Who presents a token (empty: none) from a peer; raises PermissionRefused."""
 
 
 def trusted(context: Context) -> Caller:
     """Return the caller of a listener whose clients are trusted."""
-    return TRUSTED
-
-
-def trusted_token(token: str, peer: str) -> Caller:
-    """Return the caller of a payload connection whose clients are trusted."""
     return TRUSTED
 
 

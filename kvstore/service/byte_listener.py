@@ -7,18 +7,16 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
-from kvstore.errors import InvalidArgument, KVStoreError, PermissionRefused, SettingsError, TierUnavailable
-from kvstore.events import Events
+from kvstore.errors import InvalidArgument, KVStoreError, SettingsError, TierUnavailable
 from kvstore.rpc.channel import PROTOCOL
 from kvstore.rpc.packets import GREETING_BYTES_MAX, Kind, packet
 from kvstore.rpc.pipe import Left, Pipe, countdown
 from kvstore.rpc.status import error_to_wire
 from kvstore.rpc.v1 import data_pb2 as pb
-from kvstore.service.access import Caller
+from kvstore.service.access import Caller, CallerWith
 from kvstore.service.byte_port import BytePort
 from kvstore.settings import ServerSettings, split_address
 
@@ -29,8 +27,6 @@ GREETINGS_MAX = 64
 BACKLOG = 128
 PORT_MAX = 65535
 PAUSE_SECONDS = 0.1
-CallerOfToken = Callable[[str, str], Caller]
-"""Makes a caller of a token and the peer's name. Errors: PermissionRefused."""
 
 
 class ByteListener:
@@ -44,15 +40,13 @@ class ByteListener:
         listening: socket.socket,
         port: BytePort,
         *,
-        caller_of: CallerOfToken,
-        events: Events,
+        caller_with: CallerWith,
         tls: ssl.SSLContext | None = None,
         greeting_seconds: float = GREETING_SECONDS,
     ) -> None:
         self._listening = listening
         self._port = port
-        self._caller_of = caller_of
-        self._events = events
+        self._caller_with = caller_with
         self._tls = tls
         self._seconds = greeting_seconds
         self._lock = threading.Lock()
@@ -163,12 +157,7 @@ class ByteListener:
             )
         if greeting.purpose != pb.PURPOSE_PAYLOAD:
             raise InvalidArgument("greeting: this port is for payload; a session goes to the other one")
-        try:
-            return self._caller_of(greeting.token, peer)
-        except PermissionRefused:
-            self._events.add("kvstore_rpc_refusals_total")
-            _log.warning("payload connection without a valid token", extra={"peer": peer})
-            raise
+        return self._caller_with(greeting.token, peer)
 
 
 def bind_byte_port(settings: ServerSettings, tcp_address: str) -> socket.socket | None:

@@ -24,6 +24,7 @@ from kvstore.settings import ServerSettings, split_address
 
 _log = logging.getLogger(__name__)
 SOCKET_PATH_BYTES_MAX = 107
+BACKLOG = 128
 OPEN_TO_ALL = "/grpc.health.v1.Health/Check"
 ADMIN_ONLY = "/kvstore.v1.Admin/"
 CONNECTION_CALLS_MAX = 1024
@@ -101,9 +102,31 @@ def bind_unix(server: grpc.aio.Server, path: Path, settings: ServerSettings) -> 
 
     Errors: TierUnavailable.
     """
+    _bind(path, settings, lambda: server.add_insecure_port(f"unix:{path}"))
+
+
+def bind_plain(path: Path, settings: ServerSettings) -> socket.socket:
+    """Return the listening plain socket beside gRPC's, not wider open; a leftover in its place is removed.
+
+    Errors: TierUnavailable.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _exists(path) and stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
+        _bind(path, settings, lambda: listening.bind(str(path)))
+        listening.listen(BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    listening.setblocking(False)
+    return listening
+
+
+def _bind(path: Path, settings: ServerSettings, bind: Callable[[], object]) -> None:
     before = os.umask(0o177)
     try:
-        server.add_insecure_port(f"unix:{path}")
+        bind()
         if settings.socket_group:
             shutil.chown(path, group=settings.socket_group)
         path.chmod(settings.socket_mode)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -22,7 +21,8 @@ from kvstore.rpc.v1 import data_pb2_grpc
 from kvstore.service.access import Caller, CallerOf, trusted
 from kvstore.service.durable import DurableAnswer
 from kvstore.service.framed import Framed
-from kvstore.service.session import Offer, Session
+from kvstore.service.session import Sessions
+from kvstore.service.streams import GrpcStream, counted_error
 from kvstore.service.verbs import Deleted, Verbs, leaves_loop
 from kvstore.service.waking import when_awake
 
@@ -36,60 +36,33 @@ async def refuse(context: Context, error: Exception, events: Events) -> NoReturn
     """End a call with the status and the Error message of an exception."""
     if not isinstance(error, KVStoreError):
         _log.error("call failed", exc_info=error)
-    message = wire.error_to_wire(error)
-    code = pb.ErrorCode.Name(message.code).removeprefix("ERROR_CODE_").lower()
-    events.add("kvstore_rpc_errors_total", code=code)
+    message = counted_error(error, events)
     await context.abort(wire.status_of(error), message.message, wire.error_metadata(error))
     raise AssertionError("abort returned")
 
 
-class SessionNumbers:
-    """Counts sessions over all listeners; a number is never used twice in a daemon's life."""
-
-    def __init__(self) -> None:
-        self._next = itertools.count(1)
-
-    def take(self) -> int:
-        """Return the next number."""
-        return next(self._next)
-
-
 class DataServicer(data_pb2_grpc.DataServicer):
-    """Serves one listener. What its clients may map is in `offer`."""
+    """Serves one listener."""
 
     def __init__(
         self,
         verbs: Verbs,
         framed: Framed,
         *,
-        offer: Offer,
-        numbers: SessionNumbers,
+        sessions: Sessions,
         events: Events,
         caller_of: CallerOf = trusted,
     ) -> None:
         self._verbs = verbs
         self._framed = framed
-        self._offer = offer
-        self._numbers = numbers
+        self._sessions = sessions
         self._events = events
         self._caller_of = caller_of
 
     async def Session(self, request_iterator: object, context: Context) -> None:
         """Serve a client until its stream ends."""
-        try:
-            with self._verbs.gate.place("sessions"):
-                self._events.add("kvstore_sessions_total")
-                session = Session(
-                    self._verbs,
-                    context,
-                    number=self._numbers.take(),
-                    offer=self._offer,
-                    events=self._events,
-                    caller=self._caller_of(context),
-                )
-                await session.run()
-        except KVStoreError as error:
-            await refuse(context, error, self._events)
+        stream = GrpcStream(context, lambda error: refuse(context, error, self._events))
+        await self._sessions.serve(stream, partial(self._caller_of, context))
 
     async def _unary(self, verb: Callable[..., R], request: Q, context: Context) -> R:
         try:

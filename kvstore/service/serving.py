@@ -6,31 +6,30 @@ import asyncio
 import logging
 import os
 import signal
-import socket
-import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kvstore.clock import Clock, SystemClock
+from kvstore.errors import TierUnavailable
 from kvstore.rpc.packets import SOCKET_SUFFIX
 from kvstore.rpc.v1 import admin_pb2, admin_pb2_grpc, data_pb2, data_pb2_grpc
-from kvstore.service.access import CallerOf, TokenCallers, trusted, trusted_token
+from kvstore.service.access import TRUSTED, CallerOf, CallerWith, TokenCallers, trusted
 from kvstore.service.admin import AdminServicer
-from kvstore.service.byte_listener import ByteListener, CallerOfToken, bind_byte_port, server_tls
+from kvstore.service.byte_listener import ByteListener, bind_byte_port, server_tls
 from kvstore.service.byte_port import BytePort
 from kvstore.service.framed import Framed
 from kvstore.service.gate import Gate, State
 from kvstore.service.limits import Budget
-from kvstore.service.listen import TokenCheck, bind_tcp, bind_unix, new_server
-from kvstore.service.plain_payload import bind_plain
-from kvstore.service.servicer import DataServicer, SessionNumbers
-from kvstore.service.session import Offer
+from kvstore.service.listen import TokenCheck, bind_plain, bind_tcp, bind_unix, new_server
+from kvstore.service.plain_socket import PlainSocket
+from kvstore.service.servicer import DataServicer
+from kvstore.service.session import Offer, SessionNumbers, Sessions
 from kvstore.service.store import Store
 from kvstore.service.tokens import Tokens
 from kvstore.service.verbs import Verbs
@@ -46,8 +45,22 @@ SERVICES = (
 )
 
 
+class Fence(NamedTuple):
+    """How a listener knows its callers: of a call, of a token on a plain socket; and who passes at all."""
+
+    caller_of: CallerOf
+    caller_with: CallerWith
+    check: TokenCheck | None
+
+
+OPEN = Fence(trusted, lambda token, peer: TRUSTED, None)
+"""Of a listener that trusts whoever reaches it."""
+
+
 class Serving:
     """Two listeners over one store: the unix socket, which may offer the mapping, and TCP, which never does.
+    Beside the first there is a plain socket for the sessions and the payload of clients that know it,
+    beside the other the byte port, for payload.
 
     Whoever needs a token is fenced in by it (kvstore.service.access), on either.
 
@@ -71,7 +84,8 @@ class Serving:
         self._numbers = SessionNumbers()
         self._health = health.aio.HealthServicer()
         self._servers: list[grpc.aio.Server] = []
-        self._socket: Path | None = None
+        self._plain: PlainSocket | None = None
+        self._sockets: list[Path] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._clock = clock or SystemClock()
         self._tokens: Tokens | None = None
@@ -86,7 +100,7 @@ class Serving:
             idle_seconds=settings.server.stream_idle_seconds,
             message_bytes_max=settings.server.message_bytes_max,
         )
-        self._byte_listeners: list[ByteListener] = []
+        self._byte_listener: ByteListener | None = None
         self.tcp_address = ""
         self.byte_port = 0
 
@@ -102,55 +116,74 @@ class Serving:
         path = self._store.socket
         needs_tokens = bool(server.tcp_address) or server.socket_tokens
         self._tokens = await asyncio.to_thread(Tokens, server) if needs_tokens else None
-        caller_of, caller_of_token, check = self._fence()
-        local = new_server(server, check=check if server.socket_tokens else None)
-        if server.socket_tokens:
-            self._add_services(local, self._offer(local=False), caller_of)
-        else:
-            self._add_services(local, self._offer(local=True), trusted)
+        fence = self._fence()
+        inside = fence if server.socket_tokens else OPEN
+        local = new_server(server, check=inside.check)
+        sessions = self._add_services(local, self._offer(local=inside is OPEN), inside.caller_of)
         bind_unix(local, path, server)
-        self._socket = path
+        self._sockets.append(path)
         self._servers.append(local)
-        if (plain := bind_plain(path, server)) is not None:
-            who = caller_of_token if server.socket_tokens else trusted_token
-            self._byte_listeners.append(self._byte_listener(plain, who))
+        self._plain = self._bind_plain(path, sessions, inside)
         if server.tcp_address:
-            remote = new_server(server, check=check)
+            remote = new_server(server, check=fence.check)
             self.tcp_address = bind_tcp(remote, server)
-            if (listening := bind_byte_port(server, self.tcp_address)) is not None:
-                self.byte_port = int(listening.getsockname()[1])
-                tls = server_tls(server)
-                self._byte_listeners.append(self._byte_listener(listening, caller_of_token, tls))
-            self._add_services(remote, self._offer(local=False, byte_port=self.byte_port), caller_of)
+            self._listen_for_payload(fence)
+            offer = self._offer(local=False, byte_port=self.byte_port)
+            self._add_services(remote, offer, fence.caller_of)
             self._servers.append(remote)
         for each in self._servers:
             await each.start()
-        for listener in self._byte_listeners:
-            listener.start()
+        if self._plain is not None:
+            self._plain.start()
+        if self._byte_listener is not None:
+            self._byte_listener.start()
 
-    def _byte_listener(
-        self, listening: socket.socket, caller_of: CallerOfToken, tls: ssl.SSLContext | None = None
-    ) -> ByteListener:
-        return ByteListener(listening, self.payload, caller_of=caller_of, events=self._store.events, tls=tls)
+    def _listen_for_payload(self, fence: Fence) -> None:
+        """Bind the byte port beside the TCP port, if there is to be one."""
+        server = self._settings.server
+        if (listening := bind_byte_port(server, self.tcp_address)) is not None:
+            self.byte_port = int(listening.getsockname()[1])
+            self._byte_listener = ByteListener(
+                listening, self.payload, caller_with=fence.caller_with, tls=server_tls(server)
+            )
 
-    def _fence(self) -> tuple[CallerOf, CallerOfToken, TokenCheck | None]:
+    def _fence(self) -> Fence:
         if self._tokens is None:
-            return trusted, trusted_token, None
+            return OPEN
         server = self._settings.server
         callers = TokenCallers(
             self._tokens,
             per_second=server.token_requests_per_second,
             streams_max=server.connection_streams_max,
             clock=self._clock,
+            events=self._store.events,
         )
-        return callers.of, callers.of_token, TokenCheck(self._tokens, self._store.events)
+        return Fence(callers.of, callers.with_token, TokenCheck(self._tokens, self._store.events))
+
+    def _bind_plain(self, path: Path, sessions: Sessions, fence: Fence) -> PlainSocket | None:
+        """Bind the plain socket beside gRPC's; without it local clients use gRPC for their sessions."""
+        place = path.with_name(path.name + SOCKET_SUFFIX)
+        try:
+            listening = bind_plain(place, self._settings.server)
+        except TierUnavailable as error:
+            _log.warning("no plain socket, local sessions go over gRPC", extra={"cause": str(error)})
+            return None
+        self._sockets.append(place)
+        return PlainSocket(
+            listening,
+            sessions,
+            self.payload,
+            caller_with=fence.caller_with,
+            message_bytes_max=self._settings.server.message_bytes_max,
+            events=self._store.events,
+        )
 
     def reload_tokens(self) -> None:
         """Read the tokens again, on a thread of its own: files are read."""
         if self._tokens is not None:
             self._reloading = asyncio.ensure_future(asyncio.to_thread(self._tokens.reload))
 
-    def _add_services(self, server: grpc.aio.Server, offer: Offer, caller_of: CallerOf) -> None:
+    def _add_services(self, server: grpc.aio.Server, offer: Offer, caller_of: CallerOf) -> Sessions:
         store, gate, verbs = self._store, self._gate, self._verbs()
         framed = Framed(
             verbs,
@@ -160,14 +193,8 @@ class Serving:
             budget=self.budget,
             idle_seconds=self._settings.server.stream_idle_seconds,
         )
-        data = DataServicer(
-            verbs,
-            framed,
-            offer=offer,
-            numbers=self._numbers,
-            events=store.events,
-            caller_of=caller_of,
-        )
+        sessions = Sessions(verbs, offer=offer, numbers=self._numbers, events=store.events)
+        data = DataServicer(verbs, framed, sessions=sessions, events=store.events, caller_of=caller_of)
         admin = AdminServicer(
             store.ladder,
             administrator=store.administrator,
@@ -181,6 +208,7 @@ class Serving:
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        return sessions
 
     def _verbs(self) -> Verbs:
         return Verbs(self._store.ladder, gate=self._gate, boot_id=self._store.boot_id)
@@ -212,22 +240,22 @@ class Serving:
 
     async def stop(self) -> None:
         """End all streams and remove the socket."""
-        stopping = (server.stop(STOP_GRACE_SECONDS) for server in self._servers)
-        await asyncio.gather(*stopping, asyncio.to_thread(self._stop_payload))
+        ends = [server.stop(STOP_GRACE_SECONDS) for server in self._servers]
+        if self._plain is not None:
+            ends.append(self._plain.stop(STOP_GRACE_SECONDS))
+        await asyncio.gather(*ends, asyncio.to_thread(self._stop_payload))
         self.remove_socket()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _stop_payload(self) -> None:
-        for listener in self._byte_listeners:
-            listener.stop()
+        if self._byte_listener is not None:
+            self._byte_listener.stop()
         self.payload.stop(grace_seconds=STOP_GRACE_SECONDS)
 
     def remove_socket(self) -> None:
-        """Remove the socket files, if they are still there; idempotent."""
-        path, self._socket = self._socket, None
-        if path is not None:
-            path.unlink(missing_ok=True)
-            Path(f"{path}{SOCKET_SUFFIX}").unlink(missing_ok=True)
+        """Remove the socket files that are still there; idempotent."""
+        while self._sockets:
+            self._sockets.pop().unlink(missing_ok=True)
 
 
 class Signals:

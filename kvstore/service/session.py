@@ -7,15 +7,14 @@ There is one writer at a time, and a client that does not read is cut off: memor
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import grpc.aio
 
 from kvstore import __version__
 from kvstore.api import CommitAnswer, Progress
@@ -36,13 +35,13 @@ from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import TRUSTED, Caller
 from kvstore.service.mailbox import Mailbox
 from kvstore.service.parsing import Malformed
-from kvstore.service.turns import Turn
+from kvstore.service.streams import Stream, counted_error
+from kvstore.service.turns import ALONE, Turn
 from kvstore.service.verbs import Deleted, Verbs, leaves_loop
 from kvstore.service.waking import when_awake
 
 _log = logging.getLogger(__name__)
 CUT_SECONDS = 1.0
-Context = grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionReply]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ class Session:
     def __init__(
         self,
         verbs: Verbs,
-        context: Context,
+        stream: Stream,
         *,
         number: int,
         offer: Offer,
@@ -80,7 +79,7 @@ class Session:
     ) -> None:
         self.number = number
         self._verbs = verbs
-        self._context = context
+        self._stream = stream
         self._offer = offer
         self._caller = caller
         self._events = events
@@ -122,10 +121,10 @@ class Session:
 
     async def _read(self) -> object:
         if self._client:
-            return await self._context.read()
+            return await self._stream.read()
         try:
             async with asyncio.timeout(self._offer.hello_seconds):
-                return await self._context.read()
+                return await self._stream.read()
         except TimeoutError:
             raise DeadlineExceeded(
                 f"session: the limit is {self._offer.hello_seconds:g} s until hello, nothing arrived"
@@ -135,16 +134,16 @@ class Session:
         verb = request.WhichOneof("verb")
         try:
             if verb is not None and leaves_loop(verb, getattr(request, verb)):
-                async with self._turn.long() if self._turn else nullcontext():
+                async with self._turn.long() if self._turn else ALONE:
                     reply = await asyncio.to_thread(self._answer, verb, request)
             else:
-                async with self._turn.quick() if self._turn else nullcontext():
+                async with self._turn.quick() if self._turn else ALONE:
                     reply = await when_awake(self._verbs.ladder, partial(self._answer, verb, request))
         except KVStoreError as error:
-            reply = {"error": self._error_of(error)}
+            reply = {"error": counted_error(error, self._events)}
         except Exception as error:
             _log.exception("verb failed", extra={"session": self.number, "verb": verb})
-            reply = {"error": self._error_of(error)}
+            reply = {"error": counted_error(error, self._events)}
         if reply is not None and request.request_id:
             self._send(request.request_id, **reply)
 
@@ -270,14 +269,8 @@ class Session:
         try:
             self._send(request_id, delete=self._verbs.deleted(outcome))
         except TierUnavailable as error:
-            self._send(request_id, error=self._error_of(error))
+            self._send(request_id, error=counted_error(error, self._events))
         self._flush_soon()
-
-    def _error_of(self, error: BaseException) -> pb.Error:
-        message = wire.error_to_wire(error)
-        code = pb.ErrorCode.Name(message.code).removeprefix("ERROR_CODE_").lower()
-        self._events.add("kvstore_rpc_errors_total", code=code)
-        return message
 
     def _send(self, request_id: int, **answer: Any) -> None:
         if self._over or self._cut:
@@ -302,13 +295,10 @@ class Session:
     async def _refuse_slow_reader(self) -> None:
         assert self._handler is not None
         self._handler.uncancel()
-        text = f"session {self.number}: {self._offer.queue_max} answers were not read"
+        error = Overloaded(f"session {self.number}: {self._offer.queue_max} answers were not read")
         # The refusal itself waits behind what the client does not read.
-        try:
-            refusal = self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-            await asyncio.wait_for(refusal, CUT_SECONDS)
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stream.refuse(error), CUT_SECONDS)
 
     def _flush_soon(self) -> None:
         if not self._flushing and (self._outgoing or self._unsent):
@@ -322,11 +312,49 @@ class Session:
             while (self._outgoing or self._unsent) and not self._over:
                 reply = self._outgoing.popleft() if self._outgoing else self._next_news()
                 if reply is not None:
-                    await self._context.write(reply)
-        except (grpc.aio.BaseError, grpc.aio.AbortError, asyncio.InvalidStateError) as error:
+                    await self._stream.write(reply)
+        except ConnectionError as error:
             # The stream is gone; the reading side hears of it as well and ends the session.
             _log.debug("answer lost", extra={"session": self.number, "error": repr(error)})
             self._outgoing.clear()
             self._unsent.clear()
         finally:
             self._flushing = False
+
+
+class SessionNumbers:
+    """Counts sessions over all listeners; a number is never used twice in a daemon's life."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count(1)
+
+    def take(self) -> int:
+        """Return the next number."""
+        return next(self._next)
+
+
+class Sessions:
+    """Serves the sessions of one listener, whatever carries them."""
+
+    def __init__(self, verbs: Verbs, *, offer: Offer, numbers: SessionNumbers, events: Events) -> None:
+        self._verbs = verbs
+        self._offer = offer
+        self._numbers = numbers
+        self._events = events
+
+    async def serve(self, stream: Stream, caller_of: Callable[[], Caller]) -> None:
+        """Serve a client until its stream ends, or is refused."""
+        try:
+            with self._verbs.gate.place("sessions"):
+                self._events.add("kvstore_sessions_total")
+                session = Session(
+                    self._verbs,
+                    stream,
+                    number=self._numbers.take(),
+                    offer=self._offer,
+                    events=self._events,
+                    caller=caller_of(),
+                )
+                await session.run()
+        except KVStoreError as error:
+            await stream.refuse(error)

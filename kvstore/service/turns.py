@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from kvstore.errors import Overloaded
 
 CLIENT_SESSIONS_MAX = 256
+ALONE: AbstractAsyncContextManager[None] = nullcontext()
+"""The turn of a client that has one session."""
 
 
 class Turn:
@@ -23,12 +25,12 @@ class Turn:
         self._quick = asyncio.Lock()
         self._long = asyncio.Lock()
 
-    @asynccontextmanager
-    async def quick(self) -> AsyncIterator[None]:
+    def quick(self) -> AbstractAsyncContextManager[None]:
         """Wait for the turn; after it everybody else has one before this client has the next."""
-        if self.sessions <= 1:
-            yield
-            return
+        return self._among_others() if self.sessions > 1 else ALONE
+
+    @asynccontextmanager
+    async def _among_others(self) -> AsyncIterator[None]:
         async with self._quick:
             yield
             await asyncio.sleep(0)

@@ -29,8 +29,8 @@ from kvstore.service.access import Context, TokenCallers
 from kvstore.service.framed import Framed
 from kvstore.service.gate import Gate, State
 from kvstore.service.limits import Budget
-from kvstore.service.servicer import DataServicer, SessionNumbers
-from kvstore.service.session import Offer
+from kvstore.service.servicer import DataServicer
+from kvstore.service.session import Offer, SessionNumbers, Sessions
 from kvstore.service.store import Store
 from kvstore.service.tokens import Tokens
 from kvstore.service.verbs import Verbs
@@ -119,12 +119,15 @@ class Servant:
             budget=self.budget,
             idle_seconds=30.0,
         )
-        callers = TokenCallers(Tokens(server), per_second=0, streams_max=8, clock=SystemClock())
+        callers = TokenCallers(
+            Tokens(server), per_second=0, streams_max=8, clock=SystemClock(), events=store.events
+        )
+        offer = Offer(message_bytes_max=1 << 26, requests_max=8, queue_max=64)
+        sessions = Sessions(self.verbs, offer=offer, numbers=SessionNumbers(), events=store.events)
         self.data = DataServicer(
             self.verbs,
             framed,
-            offer=Offer(message_bytes_max=1 << 26, requests_max=8, queue_max=64),
-            numbers=SessionNumbers(),
+            sessions=sessions,
             events=store.events,
             caller_of=callers.of,
         )

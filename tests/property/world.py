@@ -157,6 +157,7 @@ class World:
             limits=Limits(
                 ssd_capacity_bytes=setting.capacity,
                 sleep_seconds=setting.sleep_seconds,
+                wake_seconds=60.0,  # real time: how busy this machine is decides nothing
                 load_bytes=setting.load_bytes,
                 loads_in_flight_max=setting.loads_in_flight,
                 write_queue_bytes_max=setting.queue_bytes,

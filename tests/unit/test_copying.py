@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def _steps_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "STRETCH_BYTES", 5 * PAGE_BYTES)
     monkeypatch.setattr(copying, "LAYERED_BYTES", 3 * PAGE_BYTES)
     monkeypatch.setattr(rows, "NEAR_BYTES", 2 * PAGE_BYTES)
+    monkeypatch.setattr(rows, "THIN_BYTES", 1)
 
 
 def part_of(widths: list[int]) -> Part:
@@ -120,7 +122,7 @@ def stored_blocks(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
 
 @given(
     blocks=stored_blocks(),
-    shape=st.sampled_from(["rows", "wide", "columns", "layered", "finer"]),
+    shape=st.sampled_from(["rows", "wide", "trailing", "columns", "layered", "finer"]),
     data=st.data(),
 )
 def test_what_went_in_comes_out(
@@ -151,6 +153,11 @@ def destination(part: Part, count: int, shape: str, data: st.DataObject) -> tupl
     if shape == "wide":
         base = np.zeros((count, size + data.draw(st.integers(1, 70))), np.uint8)
         return base, base[:, :size]
+    if shape == "trailing":  # 16 bytes further into a page than the slots: memmove's trap
+        pitch = part.stride_bytes + PAGE_BYTES
+        memory = np.zeros(count * pitch + PAGE_BYTES, np.uint8)
+        begin = (16 - memory.ctypes.data) % PAGE_BYTES
+        return memory, memory[begin : begin + count * pitch].reshape(count, pitch)[:, :size]
     if shape == "columns":
         base = np.zeros((count * 2, size * 2), np.uint8)
         return base, base[::2, ::2]
@@ -162,6 +169,22 @@ def destination(part: Part, count: int, shape: str, data: st.DataObject) -> tupl
         cuts |= data.draw(st.sets(st.integers(0, size - 1), max_size=5))
     edges = [*sorted(cuts), size]
     return base, [base[:, a:b] for a, b in itertools.pairwise(edges)]
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize("places", [[4, 5, 6, 7], [7, 4, 6, 5]])
+def test_short_records_write_only_their_own_bytes_into_slots(
+    arena: Arena, places: list[int], in_pieces: bool
+) -> None:
+    part = part_of([300, 200])
+    slots, lengths = slots_in(arena, part, places), np.array([500, 301, 0, 7], np.uint32)
+    payload = np.full((4, 500), 9, np.uint8)
+    source: Buffer = [payload[:, :300], payload[:, 300:]] if in_pieces else payload
+    pages = arena.bytes.reshape(-1, PAGE_BYTES)
+    pages[slots] = 7
+    copy_in(arena, part, slots=slots, source=source, lengths=lengths)
+    inside = np.arange(PAGE_BYTES) < lengths[:, None]
+    assert (pages[slots] == np.where(inside, 9, 7)).all()
 
 
 @given(blocks=stored_blocks(), data=st.data())
@@ -228,22 +251,36 @@ def test_a_reader_needs_no_write_access(arena: Arena) -> None:
 
 def test_large_blocks_through_two_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    arena = open_arena(tmp_path / "a", pages=1000)
+    monkeypatch.setattr(copying, "SPLIT_BYTES_MIN", 1 << 20)
     part = part_of([28_512] * 4)
-    stored = Stored.put(arena, part, slots_in(arena, part, list(range(34))))
+    blocks = 2 * copying.SPLIT_BYTES_MIN // part.bytes_max + 1
+    arena = open_arena(tmp_path / "a", pages=(blocks + 1) * part.stride_pages)
+    stored = Stored.put(arena, part, slots_in(arena, part, list(range(blocks))))
     workers: set[str] = set()
-    spy = rows.copy_bytes
+    shares: list[int] = []
+    spy, pool = rows.copy_bytes, copying._pool
 
-    def noted(source: Bytes, target: Bytes) -> Bytes:
+    def noted(source: Bytes, target: Bytes) -> None:
         workers.add(threading.current_thread().name)
-        return spy(source, target)
+        spy(source, target)
+
+    def asked() -> ThreadPoolExecutor:
+        shares.append(1)
+        return pool()
 
     monkeypatch.setattr(rows, "copy_bytes", noted)
+    monkeypatch.setattr(copying, "_pool", asked)
     into = stored.buffer()
-    assert stored.read(into, threads=1) == CopiedOut(34)
+    assert stored.read(into, threads=1) == CopiedOut(blocks)
     assert workers == {threading.current_thread().name}, "one thread means the caller's"
-    assert stored.read(into, threads=2) == CopiedOut(34)
+    assert not shares
+    assert stored.read(into, threads=2) == CopiedOut(blocks)
+    assert len(shares) == 1, "one more thread is asked for"
     assert (into == stored.payload).all()
+    stored.slots, stored.lengths = stored.slots[:-2], stored.lengths[:-2]
+    stored.digests = stored.digests[: -2 * DIGEST_BYTES * 4]
+    assert stored.read(into, threads=2) == CopiedOut(blocks - 2)
+    assert len(shares) == 1, "too little for two"
 
 
 @pytest.mark.parametrize("verify", [False, True])

@@ -21,9 +21,10 @@ SECONDS = 10.0
 """A deadline that no test waits for."""
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
-    fake = FakeDaemon(tmp_path, LAYOUT)
+@pytest.fixture(params=["grpc", "plain"])
+def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeDaemon]:
+    """A daemon whose sessions go over gRPC, or over the plain socket beside it."""
+    fake = FakeDaemon(tmp_path, LAYOUT, plain=request.param == "plain")
     yield fake
     fake.stop()
 

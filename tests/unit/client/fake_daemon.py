@@ -17,9 +17,11 @@ from kvstore.arena import Arena, ArenaHeader
 from kvstore.layout import Layout
 from kvstore.locks import ClientLocks
 from kvstore.rpc import wire
+from kvstore.rpc.packets import SOCKET_SUFFIX
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.rpc.v1 import data_pb2_grpc
 from kvstore.types import HASH_BYTES, PAGE_BYTES, MissReason, PutOutcome, Tier
+from tests.unit.client.fake_plain import FakePlain
 
 Answer = dict[str, Any] | None
 Script = Callable[[pb.SessionRequest], Answer]
@@ -28,7 +30,15 @@ Script = Callable[[pb.SessionRequest], Answer]
 class FakeDaemon(data_pb2_grpc.DataServicer):
     """Serves one layout of one part. `scripts` replaces verbs; `gate`, while cleared, hangs every session."""
 
-    def __init__(self, directory: Path, layout: Layout, *, boot_id: int = 1, mapped: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        layout: Layout,
+        *,
+        boot_id: int = 1,
+        mapped: bool = True,
+        plain: bool = False,
+    ) -> None:
         self.address = f"unix:{directory / 'fake.sock'}"
         self.layout = layout
         self.boot_id = boot_id
@@ -40,6 +50,8 @@ class FakeDaemon(data_pb2_grpc.DataServicer):
         self.heard = threading.Condition()
         self.blocks: dict[bytes, tuple[int, int, bytes]] = {}
         self.metadata: list[dict[str, Any]] = []
+        self.ended = 0
+        """Sessions whose client is gone."""
         self._reserved: list[bytes] = []
         self._sessions: list[SimpleQueue[pb.SessionReply | None]] = []
         self._arena_path = directory / f"arena-{boot_id}"
@@ -54,6 +66,8 @@ class FakeDaemon(data_pb2_grpc.DataServicer):
         data_pb2_grpc.add_DataServicer_to_server(self, self._server)
         self._server.add_insecure_port(self.address)
         self._server.start()
+        path = f"{directory / 'fake.sock'}{SOCKET_SUFFIX}"
+        self.plain = FakePlain(path, self.Session) if plain else None
 
     def stop(self) -> None:
         """Die: sessions break, the socket goes."""
@@ -61,6 +75,8 @@ class FakeDaemon(data_pb2_grpc.DataServicer):
         for session in self._sessions:
             session.put(None)
         self._server.stop(None).wait()
+        if self.plain is not None:
+            self.plain.stop()
         self.locks.close()
         self._arena_path.unlink(missing_ok=True)
 
@@ -98,6 +114,7 @@ class FakeDaemon(data_pb2_grpc.DataServicer):
                         self.heard.notify_all()
             except Exception:
                 pass  # the stream broke
+            self.ended += 1
             replies.put(None)
 
         threading.Thread(target=read, daemon=True).start()

@@ -73,8 +73,11 @@ def test_a_call_on_a_connection_that_has_just_ended_is_a_miss(tmp_path: Path) ->
         client.open(NAMESPACE)
         link = client.runtime.connection.current
         assert link is not None
+        stub = link.stub()
         link.retire()
-        for method in (link.stub.Fetch, link.stub.Put.future):
+        with pytest.raises(TierUnavailable):
+            link.stub()
+        for method in (stub.Fetch, stub.Put.future):
             with pytest.raises(TierUnavailable, match="the connection is over"):
                 link.invoke(method, pb.FetchRequest(lease=1), deadline=Deadline(SystemClock(), 1.0))
     daemon.stop()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 from kvstore.rpc.packets import Kind
+from tests.unit.client.conftest import NAMESPACE, until
 from tests.unit.client.fake_daemon import FakeDaemon
 from tests.unit.client.fake_port import SUFFIX, FakePort
 
@@ -94,6 +98,38 @@ def test_a_forked_child_connects_by_itself(daemon: FakeDaemon) -> None:
     assert (done.returncode, done.stdout) == (0, "both are well\n"), done.stderr
     # The parent's session, then the child's; the parent's lives through the fork.
     assert len(daemon.metadata) == 2
+
+
+ORPHAN = textwrap.dedent(
+    """
+    import os, signal, sys
+    from kvstore.client import Client
+    from tests.unit.client.conftest import LIMITS, NAMESPACE
+
+    client = Client(sys.argv[1], limits=LIMITS)
+    client.open(NAMESPACE)
+    if (pid := os.fork()) == 0:
+        signal.pause()
+    print(pid, flush=True)
+    os._exit(0)
+    """
+)
+
+
+def test_a_child_that_lives_on_does_not_keep_its_parents_session(tmp_path: Path) -> None:
+    daemon = FakeDaemon(tmp_path, NAMESPACE.layout, plain=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, daemon.address], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        assert parent.wait(60) == 0
+        until(lambda: daemon.ended == 1)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+        daemon.stop()
 
 
 def test_importing_the_client_prepares_grpc_for_forks() -> None:

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from kvstore.client.session import Session
+from kvstore.client.streams import GrpcStream
 from kvstore.errors import KVStoreError, PermissionRefused, TierUnavailable
 from kvstore.rpc.stubs import DataStub
 from kvstore.rpc.v1 import data_pb2 as pb
@@ -51,9 +52,8 @@ class RefusingStub:
 )
 def test_the_refusal_keeps_its_kind(error: KVStoreError, raised: type[KVStoreError]) -> None:
     over = threading.Event()
-    session = Session(
-        cast(DataStub, RefusingStub(error)), requests_max=4, on_orphan=lambda reply: None, on_end=over.set
-    )
+    stream = GrpcStream(cast(DataStub, RefusingStub(error)), metadata=())
+    session = Session(stream, requests_max=4, on_orphan=lambda reply: None, on_end=over.set)
     assert over.wait(10)
     with pytest.raises(raised, match=str(error)):
         session.ask(pb.SessionRequest(ping=pb.PingRequest()), 1.0)

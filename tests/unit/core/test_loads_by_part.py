@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.api import MatchRequest, Progress
+from kvstore.core import loads
 from kvstore.core.limits import Limits
 from kvstore.types import MissReason, ReleaseOutcome, Tier
 from tests.support.driver import check_extents, namespace, put
@@ -60,8 +61,8 @@ def test_a_prefetch_brings_block_after_block() -> None:
     rig, keys = stored()
     rig.ladder.prefetch(rig.space.fingerprint, keys, deadline_seconds=60.0)
     rig.tier.run(PARTS)
-    found = rig.match(keys, load=False)
-    assert [(run.tier, run.count) for run in found.tiers] == [(Tier.HOST, 2), (Tier.SSD, BLOCKS - 2)]
+    found = rig.match(keys, load=False)  # a prefetch's loads are half as large
+    assert [(run.tier, run.count) for run in found.tiers] == [(Tier.HOST, 1), (Tier.SSD, BLOCKS - 1)]
     check_integrity(rig.ladder)
 
 
@@ -151,3 +152,11 @@ def test_a_load_that_two_stretches_of_a_match_wait_for_is_queued_once() -> None:
     assert rig.ladder.gauges()["kvstore_loads_queued"] == 0
     joined = rig.ladder._loads.want([(frame, 2, 2), (frame, 3, 1)], waiter, urgent=True)
     assert (joined, rig.ladder.gauges()["kvstore_loads_queued"]) == (2, PARTS)
+
+
+def test_what_one_request_wants_is_read_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "LOAD_BYTES_MIN", 4096)
+    rig, keys = stored(Limits(load_bytes=1 << 20, loads_in_flight_max=100))
+    news: list[Progress] = []
+    match(rig, keys, news)
+    assert rig.tier.run() == PARTS * loads.SHARES

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore.core.alarm import WAKE_SECONDS
+from kvstore.core.limits import Limits
 from kvstore.core.sleepers import RunsAsleep
 from kvstore.core.tags import TagMap, tag_of
 from kvstore.types import MissReason
@@ -185,7 +185,7 @@ def test_a_disk_that_does_not_tell_in_time_is_a_miss_for_a_while(monkeypatch: py
     assert (answer.blocks, answer.reason) == (0, MissReason.TIER_DOWN)
     assert rig.match(keys).reason is MissReason.TIER_DOWN
     assert len(waiting) == 1, "it is not asked again at once"
-    assert WAKE_SECONDS <= 0.02
+    assert Limits().wake_seconds <= 0.02
     frames, future = waiting[0]
     future.set_result(told(frames).result())
     assert rig.length(keys) == 4, "what comes late is taken"

@@ -6,11 +6,11 @@ import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvstore.errors import InvalidArgument, TierUnavailable
-from kvstore.events import Events
 from kvstore.rpc.packets import (
     GREETING_BYTES_MAX,
     Header,
@@ -22,13 +22,35 @@ from kvstore.rpc.packets import (
 )
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service import byte_listener
-from kvstore.service.access import trusted_token
+from kvstore.service.access import TRUSTED, Caller
 from kvstore.service.byte_listener import GREETINGS_MAX, ByteListener, bind_byte_port
 from kvstore.settings import ServerSettings
 from tests.support.raw_payload import Raw, connected, has_ended
 from tests.unit.service.test_byte_port import World, on_a_thread, place
 
 __all__ = ["place"]  # a fixture
+
+
+def trusting(token: str, peer: str) -> Caller:
+    return TRUSTED
+
+
+def on_a_listener(place: Path, act: Callable[[World], None], **listener: Any) -> None:
+    """Play an act against a listener of its own beside a daemon in this process."""
+
+    def beside(world: World) -> None:
+        world.socket = place / "own.bytes"
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(world.socket))
+            listening.listen(128)
+            made = ByteListener(listening, world.running.serving.payload, caller_with=trusting, **listener)
+            made.start()
+            try:
+                act(world)
+            finally:
+                made.stop()
+
+    on_a_thread(place, beside)
 
 
 def greeting(**fields: object) -> bytes:
@@ -66,7 +88,7 @@ def test_what_is_no_greeting_is_told_so(sent: bytes, words: str, place: Path) ->
             assert has_ended(sock)
         world.stored()
 
-    on_a_thread(place, act)
+    on_a_listener(place, act)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\1", greeting()[:23], greeting()[:-1]])
@@ -79,7 +101,7 @@ def test_who_leaves_in_mid_greeting_is_forgotten(
         world.stored()
 
     with caplog.at_level(logging.INFO):
-        on_a_thread(place, act)
+        on_a_listener(place, act)
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
@@ -92,7 +114,7 @@ def test_who_is_slow_to_greet_is_let_go_of(sent: bytes, place: Path, monkeypatch
             sock.sendall(sent)
             assert has_ended(sock)
 
-    on_a_thread(place, act)
+    on_a_listener(place, act, greeting_seconds=0.1)
 
 
 def test_of_too_many_that_do_not_greet_the_oldest_goes(place: Path) -> None:
@@ -108,7 +130,7 @@ def test_of_too_many_that_do_not_greet_the_oldest_goes(place: Path) -> None:
             for sock in silent:
                 sock.close()
 
-    on_a_thread(place, act)
+    on_a_listener(place, act)
 
 
 def test_a_fault_in_greeting_ends_that_connection_alone(
@@ -124,7 +146,7 @@ def test_a_fault_in_greeting_ends_that_connection_alone(
                 assert has_ended(sock)
         world.stored()
 
-    on_a_thread(place, act)
+    on_a_listener(place, act)
     assert "payload greeting failed" in caplog.text
 
 
@@ -201,7 +223,7 @@ def test_a_thread_that_cannot_start_costs_one_connection(
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: object = None
-        listener = ByteListener(listening, port, caller_of=trusted_token, events=Events())  # type: ignore[arg-type]
+        listener = ByteListener(listening, port, caller_with=trusting)  # type: ignore[arg-type]
         listener.start()
         with monkeypatch.context() as patch:
             patch.setattr("threading.Thread.start", fail)

@@ -434,9 +434,9 @@ def test_the_end_of_the_daemon_ends_connections(place: Path) -> None:
             assert world.gate._counts["streams"] == 0
             with pytest.raises((TierUnavailable, ConnectionResetError)):
                 fetching.blocks()
-        with pytest.raises((FileNotFoundError, ConnectionError)):
-            world.raw()
-        assert not [t for t in threading.enumerate() if t.name == "kvstore-payload"]
+        with world.raw() as late, pytest.raises((ShuttingDown, TierUnavailable, ConnectionError)):
+            late.fetch(1)
+        until(lambda: not [t for t in threading.enumerate() if t.name == "kvstore-payload"])
 
     on_a_thread(place, act)
 

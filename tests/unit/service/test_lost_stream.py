@@ -25,7 +25,7 @@ class Leaving:
 def test_a_client_that_leaves_is_no_failed_call(caplog: pytest.LogCaptureFixture) -> None:
     events = Events()
     nothing: Any = None
-    servicer = DataServicer(nothing, cast(Framed, Leaving()), offer=nothing, numbers=nothing, events=events)
+    servicer = DataServicer(nothing, cast(Framed, Leaving()), sessions=nothing, events=events)
     with caplog.at_level(logging.INFO), pytest.raises(asyncio.CancelledError):
         asyncio.run(servicer.Fetch(pb.FetchRequest(), nothing))
     assert events.total("kvstore_rpc_errors_total") == 0

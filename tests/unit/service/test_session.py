@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
-
-import grpc.aio
+from typing import Any
 
 from kvstore.api import MatchRequest
 from kvstore.clock import ManualClock
 from kvstore.core.ladder import Ladder
 from kvstore.core.limits import Limits
+from kvstore.errors import KVStoreError, Overloaded
 from kvstore.events import Events
 from kvstore.hashing import block_hashes, chain_root
 from kvstore.rpc import wire
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.gate import Gate, State
-from kvstore.service.session import Context, Offer, Session
+from kvstore.service.session import Offer, Session
 from kvstore.service.verbs import Verbs
 from kvstore.types import MatchMode
 from tests.support import driver
@@ -37,7 +36,7 @@ class Stream:
         self.replies: asyncio.Queue[pb.SessionReply] = asyncio.Queue()
         self.reads = asyncio.Event()
         self.reads.set()
-        self.aborted: grpc.StatusCode | None = None
+        self.refused: KVStoreError | None = None
         self.gone = asyncio.Event()
 
     async def read(self) -> object:
@@ -47,10 +46,9 @@ class Stream:
         await self.reads.wait()
         self.replies.put_nowait(reply)
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        self.aborted = code
+    async def refuse(self, error: KVStoreError) -> None:
+        self.refused = error
         self.gone.set()
-        raise grpc.aio.AbortError(details)
 
     def say(self, request_id: int, **verb: Any) -> None:
         self.requests.put_nowait(pb.SessionRequest(request_id=request_id, **verb))
@@ -68,7 +66,7 @@ class Stream:
         assert opened.open.fingerprint == SPACE.fingerprint
 
     def close(self) -> None:
-        self.requests.put_nowait(grpc.aio.EOF)
+        self.requests.put_nowait(None)
 
 
 class World:
@@ -98,7 +96,7 @@ class World:
 
     async def serve(self, stream: Stream) -> None:
         verbs = Verbs(self.ladder, gate=self.gate, boot_id=99)
-        session = Session(verbs, cast(Context, stream), number=7, offer=self.offer, events=self.events)
+        session = Session(verbs, stream, number=7, offer=self.offer, events=self.events)
         await session.run()
 
 
@@ -112,7 +110,7 @@ def played(world: World, play: Callable[[Stream], Awaitable[None]]) -> Stream:
         stream.close()
         done, _ = await asyncio.wait({session}, timeout=10)
         assert done
-        if session.exception() is not None and not isinstance(session.exception(), grpc.aio.AbortError):
+        if session.exception() is not None:
             raise AssertionError from session.exception()
         return stream
 
@@ -344,6 +342,6 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
             stream.say(number, ping=pb.PingRequest())
         await asyncio.wait_for(stream.gone.wait(), 10)
 
-    assert played(world, play).aborted is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert isinstance(played(world, play).refused, Overloaded)
     assert world.events.total("kvstore_sessions_cut_total") == 1
     assert world.ladder.gauges()["kvstore_leases"] == 0
