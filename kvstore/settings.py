@@ -74,10 +74,7 @@ class ServerSettings(_Section):
     socket_mode: FileMode = Field(default=0o600, description="file mode of the socket")
     socket_group: str = Field(default="", description="group of the socket; empty: the daemon's own")
     tcp_address: str = Field(default="", description="host:port for remote clients; empty: none")
-    byte_port: BytePort = Field(
-        default="next",
-        description="TCP port of their payload: a number, next (to that of tcp_address) or off",
-    )
+    byte_port: BytePort = Field(default="next", description="TCP port of payload: a number, next or off")
     token: SecretStr = Field(default=SecretStr(""), description="an administrator's token for remote clients")
     token_file: FilePath | None = Field(default=None, description="file that holds this token")
     tokens_file: FilePath | None = Field(

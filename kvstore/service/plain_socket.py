@@ -64,9 +64,9 @@ class PlainSocket:
         self._accepting = self._begin(self._accept())
 
     async def stop(self, grace_seconds: float) -> None:
-        """Accept no more, and end what still runs after a while."""
-        assert self._accepting is not None
-        self._accepting.cancel()
+        """Accept no more, and end what still runs after a while; also before `start`."""
+        if self._accepting is not None:
+            self._accepting.cancel()
         self._listening.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace_seconds)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from kvstore.errors import KVStoreError
+from kvstore.errors import InvalidArgument, KVStoreError
 from kvstore.rpc.packets import GREETING_BYTES_MAX, HEADER_BYTES, Kind, header_of, packet, read_exactly
+from kvstore.rpc.status import error_to_wire
 from kvstore.rpc.v1 import data_pb2 as pb
 
 BYTES_MAX = 64 << 20
@@ -56,6 +57,10 @@ class FakePlain:
     def _talk(self, sock: socket.socket) -> None:
         with suppress(OSError, KVStoreError), sock:
             greeting = pb.Greeting.FromString(read_body(sock, Kind.GREETING, limit=GREETING_BYTES_MAX))
+            if greeting.purpose != pb.PURPOSE_SESSION:  # payload has a fake of its own, fake_port
+                refusal = error_to_wire(InvalidArgument("greeting: for sessions alone"))
+                sock.sendall(packet(Kind.ERROR, refusal.SerializeToString()))
+                return
             self.greetings.append(greeting)
             sock.sendall(packet(Kind.GREETING, greeting.SerializeToString()))
             for reply in self._serve(requests_of(sock), GreetedContext(greeting.token)):
