@@ -8,16 +8,14 @@ import socket
 import ssl
 import threading
 
-from google.protobuf.message import DecodeError
-
 from kvstore.errors import InvalidArgument, KVStoreError, SettingsError, TierUnavailable
-from kvstore.rpc.channel import PROTOCOL
 from kvstore.rpc.packets import GREETING_BYTES_MAX, Kind, packet
 from kvstore.rpc.pipe import Left, Pipe, countdown
 from kvstore.rpc.status import error_to_wire
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import Caller, CallerWith
 from kvstore.service.byte_port import BytePort
+from kvstore.service.greetings import greeting_back, greeting_in
 from kvstore.settings import ServerSettings, split_address
 
 _log = logging.getLogger(__name__)
@@ -139,22 +137,13 @@ class ByteListener:
             pipe.write([packet(Kind.ERROR, error_to_wire(error).SerializeToString())], left)
             pipe.linger()
             return None
-        greeting = pb.Greeting(protocol=PROTOCOL, purpose=pb.PURPOSE_PAYLOAD)
-        pipe.write([packet(Kind.GREETING, greeting.SerializeToString())], left)
+        pipe.write([greeting_back(pb.PURPOSE_PAYLOAD)], left)
         return caller
 
     def _hear(self, pipe: Pipe, left: Left, peer: str) -> Caller:
         header = pipe.header(left, limit=GREETING_BYTES_MAX)
-        if header.kind is not Kind.GREETING:
-            raise InvalidArgument(f"greeting: a connection begins with one, got {header.kind.name}")
-        try:
-            greeting = pb.Greeting.FromString(pipe.body(header, left))
-        except DecodeError as error:
-            raise InvalidArgument(f"greeting: {header.size} bytes that are no greeting") from error
-        if greeting.protocol != PROTOCOL:
-            raise InvalidArgument(
-                f"greeting: this daemon speaks protocol {PROTOCOL}, got {greeting.protocol}"
-            )
+        body = pipe.body(header, left) if header.kind is Kind.GREETING else b""
+        greeting = greeting_in(header, body)
         if greeting.purpose != pb.PURPOSE_PAYLOAD:
             raise InvalidArgument("greeting: this port is for payload; a session goes to the other one")
         return self._caller_with(greeting.token, peer)

@@ -11,15 +11,13 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from kvstore.errors import InvalidArgument, KVStoreError, Overloaded
 from kvstore.events import Events
-from kvstore.rpc.channel import PROTOCOL
 from kvstore.rpc.packets import GREETING_BYTES_MAX, HEADER_BYTES, Kind, header_of, packet
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import Caller, CallerWith
 from kvstore.service.byte_port import BytePort
+from kvstore.service.greetings import greeting_back, greeting_in
 from kvstore.service.session import Sessions
 from kvstore.service.streams import PacketStream, counted_error
 
@@ -33,7 +31,7 @@ PEER = "unix"
 
 
 class PlainSocket:
-    """Accepts, greets and hands over.
+    """Accepts, greets, and hands over: sessions stay on the loop, payload goes to threads.
 
     Threads: the event loop.
     """
@@ -112,7 +110,7 @@ class PlainSocket:
             await self._serve(accepted, caller)
 
     async def _greeted(self, accepted: socket.socket) -> tuple[pb.Purpose, Caller]:
-        """Hear a greeting, return it, and say what for, and who greets.
+        """Exchange greetings; return what the connection is for, and whose it is.
 
         Errors: InvalidArgument, PermissionRefused, Overloaded; OSError, TimeoutError among them.
         """
@@ -127,9 +125,8 @@ class PlainSocket:
                 is_session = greeting.purpose == pb.PURPOSE_SESSION
                 peer = f"{PEER}:{next(self._numbers)}" if is_session else PEER
                 caller = self._caller_with(greeting.token, peer)
-                answer = pb.Greeting(protocol=PROTOCOL, purpose=greeting.purpose)
                 loop = asyncio.get_running_loop()
-                await loop.sock_sendall(accepted, packet(Kind.GREETING, answer.SerializeToString()))
+                await loop.sock_sendall(accepted, greeting_back(greeting.purpose))
                 return greeting.purpose, caller
         finally:
             self._greeting -= 1
@@ -147,16 +144,7 @@ class PlainSocket:
 
 async def _greeting_of(accepted: socket.socket) -> pb.Greeting:
     header = header_of(await _read(accepted, HEADER_BYTES), limit=GREETING_BYTES_MAX)
-    body = await _read(accepted, header.size)
-    if header.kind is not Kind.GREETING:
-        raise InvalidArgument(f"greeting: expected, got a packet of kind {header.kind.name}")
-    try:
-        greeting = pb.Greeting.FromString(body)
-    except DecodeError as error:
-        raise InvalidArgument(f"greeting: {len(body)} bytes that are none") from error
-    if greeting.protocol != PROTOCOL:
-        raise InvalidArgument(f"greeting: this daemon speaks protocol {PROTOCOL}, got {greeting.protocol}")
-    return greeting
+    return greeting_in(header, await _read(accepted, header.size))
 
 
 async def _read(accepted: socket.socket, size: int) -> bytes:

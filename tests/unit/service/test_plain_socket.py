@@ -158,8 +158,8 @@ def test_requests_in_pieces_and_many_at_once(place: Path) -> None:
     ("said", "text"),
     [
         (b"GET / HTTP/1.1\r\nHost: me", "is not known"),
-        (packet(Kind.SESSION, b"x"), "expected, got a packet of kind SESSION"),
-        (packet(Kind.GREETING, b"\xff\xff"), "2 bytes that are none"),
+        (packet(Kind.SESSION, b"x"), "begins with one, got SESSION"),
+        (packet(Kind.GREETING, b"\xff\xff"), "2 bytes that are no greeting"),
         (Header(Kind.GREETING, 1 << 20).pack(), "the limit is"),
         (
             packet(Kind.GREETING, pb.Greeting(protocol=9, purpose=pb.PURPOSE_SESSION).SerializeToString()),
