@@ -16,6 +16,7 @@ from kvstore.core.hitrate import Cell, Key, summed
 from kvstore.core.ledger import Departed, LedgerImage
 from kvstore.core.oversight import Oversight
 from kvstore.core.purging import (
+    Foresight,
     Purge,
     Target,
     below,
@@ -25,14 +26,15 @@ from kvstore.core.purging import (
     remove_unread,
 )
 from kvstore.core.removal import Removal
-from kvstore.core.report import run_info, stand_ins
-from kvstore.core.sweep import BATCH_NODES, Amount, Comparison, Effect, Forecast, Pause, no_pause, sweep
+from kvstore.core.sweep import Amount, Comparison, Effect, Forecast, Pause, no_pause, stretches, sweep
 from kvstore.retention import ClassTable, RetentionClass
-from kvstore.types import Fingerprint, MissReason, Tier, key_at, split_keys
+from kvstore.types import Fingerprint, MissReason, Tier, key_at
 
 OnDeleted = Callable[[int, bool], None]
 PRESENT_MAX = 16
 IMAGE_ENTRIES = 1 << 14
+NODES_AT_ONCE, SLEEPERS_AT_ONCE = 16, 16
+"""As many are removed in about half a millisecond."""
 
 
 class Administration(Oversight):
@@ -59,8 +61,9 @@ class Administration(Oversight):
     def effect(self, table: ClassTable, *, pause: Pause = no_pause) -> Effect:
         """Count what a class table would hide and show now; changes nothing."""
         with self._lock:
-            comparison = Comparison(self._retention.table, table, now=self._retention.now())
-        sweep(self._lock, self._catalog, comparison.visit, pause=pause)
+            names, now = self._catalog.sleepers.names, self._retention.now()
+            comparison = Comparison(self._retention.table, table, names=names, now=now)
+        sweep(self._lock, self._catalog, comparison, pause=pause)
         return comparison.effect
 
     def over_quota(self, wanted: RetentionClass) -> dict[Tier, int]:
@@ -74,7 +77,7 @@ class Administration(Oversight):
         """Count what expires in each of the next hours if nothing is touched again."""
         with self._lock:
             forecast = Forecast(self._catalog, now=self._retention.now(), hours=hours)
-        sweep(self._lock, self._catalog, forecast.visit, pause=pause)
+        sweep(self._lock, self._catalog, forecast, pause=pause)
         return forecast
 
     # The recent past
@@ -95,23 +98,9 @@ class Administration(Oversight):
         self, hash_prefix: bytes, *, pause: Pause = no_pause
     ) -> list[tuple[Fingerprint, bytes, RunInfo]]:
         """Return the runs that hold a block whose hash starts so, each with its namespace and that hash."""
-        found: list[tuple[Fingerprint, bytes, RunInfo]] = []
-
-        def visit(node: Node) -> None:
-            if hash_prefix in node.keys and len(found) < PRESENT_MAX:
-                for key in split_keys(node.keys):
-                    if key.startswith(hash_prefix):
-                        found.append((node.slices[0].frame.fingerprint, key, run_info(self._catalog, node)))
-                        return
-
         with self._lock:
-            spaces = list(self._catalog.namespaces)
-        sweep(self._lock, self._catalog, visit, pause=pause)
-        described = self._holding(spaces, hash_prefix, limit=PRESENT_MAX)
-        with self._lock:
-            for node in stand_ins(self._catalog, described):
-                visit(node)
-        return found
+            states = list(self._catalog.namespaces.values())
+        return self._present(states, hash_prefix, limit=PRESENT_MAX, pause=pause)
 
     def departed(self, key: bytes) -> list[tuple[Fingerprint, MissReason, Departed | None]]:
         """Return per namespace why a block is not there; the first 8 bytes of its hash are enough."""
@@ -152,12 +141,12 @@ class Administration(Oversight):
     def has_unwritten(self) -> bool:
         """Say whether blocks lie in host memory alone: an end would lose them."""
         with self._lock:
-            return any(
-                piece.frame.location is None
-                for state in self._catalog.namespaces.values()
-                for node in state.nodes()
-                for piece in node.slices
-            )
+            states = list(self._catalog.namespaces.values())
+        for nodes in stretches(self._lock, states):
+            with self._lock:
+                if any(piece.frame.location is None for node in nodes for piece in node.slices if node.count):
+                    return True
+        return False
 
     # Removal
 
@@ -193,25 +182,18 @@ class Administration(Oversight):
 
         Errors: UnknownNamespace.
         """
-        found = Purge()
         if target.keys and target.namespace is not None:
             self._wake_below(target.namespace, target.keys, key_at(target.keys, -1))
         with self._lock:
             states = target.spaces(self._catalog)
             if target.keys:
+                found = Purge()
                 for node, at in below(states[0], target.keys):
                     found.note(node, at)
                 return found.amount
-            spaces = {state.fingerprint for state in states}
-
-        def visit(node: Node) -> None:
-            if node.slices[0].frame.fingerprint in spaces and target.holds(
-                self._catalog, node.retention_class
-            ):
-                found.note(node)
-
-        sweep(self._lock, self._catalog, visit, pause=pause)
-        return found.amount
+            foresight = Foresight(self._catalog, target, states)
+        sweep(self._lock, self._catalog, foresight, pause=pause)
+        return foresight.amount
 
     def purge(self, target: Target, *, pause: Pause = no_pause) -> Purge:
         """Remove for good; what was meant is invisible at the return, `look_after` tells how far it is gone.
@@ -224,17 +206,10 @@ class Administration(Oversight):
             self._wake_below(target.namespace, target.keys, key_at(target.keys, -1))
         with self._lock:
             states = target.spaces(self._catalog)
-            nodes = [] if target.keys else [node for state in states for node in state.nodes()]
-        for start in range(0, len(nodes), BATCH_NODES):
-            self._wake_copies(nodes[start : start + BATCH_NODES])
-            with self._removing(purge):
-                batch = [n for n in nodes[start : start + BATCH_NODES] if n.count]
-                meant = [node for node in batch if target.holds(self._catalog, node.retention_class)]
-                purge.waiting.update(node.slices[0].frame.fingerprint for node in meant)
-                self._write_again(remove_runs(self._catalog, meant, purge))
-            pause()
         if not target.keys:
+            self._purge_awake(target, states, purge, pause)
             self._purge_asleep(target, states, purge, pause)
+            self._purge_awake(target, states, purge, pause)  # what woke meanwhile
         with self._removing(purge):
             for state in states:
                 if target.retention_class:
@@ -246,6 +221,19 @@ class Administration(Oversight):
         purge.unreachable_since = self.wall()
         self.look_after(purge)
         return purge
+
+    def _purge_awake(
+        self, target: Target, states: Sequence[NamespaceState], purge: Purge, pause: Pause
+    ) -> None:
+        for nodes in stretches(self._lock, states):
+            self._wake_copies(nodes)
+            for start in range(0, len(nodes), NODES_AT_ONCE):
+                with self._removing(purge):
+                    batch = [n for n in nodes[start : start + NODES_AT_ONCE] if n.count]
+                    meant = [node for node in batch if target.holds(self._catalog, node.retention_class)]
+                    purge.waiting.update(node.slices[0].frame.fingerprint for node in meant)
+                    self._write_again(remove_runs(self._catalog, meant, purge))
+                pause()
 
     def _wake_copies(self, nodes: Sequence[Node]) -> None:
         """Wake what sleeps of the blocks of some runs: an older copy must not outlive them."""
@@ -260,14 +248,13 @@ class Administration(Oversight):
     def _purge_asleep(
         self, target: Target, states: Sequence[NamespaceState], purge: Purge, pause: Pause
     ) -> None:
-        sleepers = self._catalog.sleepers
-        with self._lock:
-            asleep = list(sleepers.of_spaces({state.fingerprint for state in states}))
-        for start in range(0, len(asleep), BATCH_NODES):
-            with self._removing(purge):
-                there = filter(sleepers.is_here, asleep[start : start + BATCH_NODES])
-                remove_asleep(self._catalog, there, target, purge)
-            pause()
+        is_here = self._catalog.sleepers.is_here
+        for asleep in self._search.asleep([state.fingerprint for state in states]):
+            for start in range(0, len(asleep), SLEEPERS_AT_ONCE):
+                with self._removing(purge):
+                    there = filter(is_here, asleep[start : start + SLEEPERS_AT_ONCE])
+                    remove_asleep(self._catalog, there, target, purge)
+                pause()
 
     def _wake_below(self, namespace: Fingerprint, keys: bytes, key: bytes) -> None:
         """Wake what holds a block, and all frames that follow it; `keys` may lead to it."""

@@ -66,6 +66,11 @@ class NamespaceState:
         yield from self.runs.nodes()
         yield from self.loose.nodes()
 
+    def stretches(self) -> Iterator[list[Node]]:
+        """Yield all nodes that are awake, some at a time, loose ones last; they may come and go meanwhile."""
+        yield from self.runs.roll.stretches()
+        yield from self.loose.roll.stretches()
+
 
 class Catalog:
     """Namespaces, frames, host slots and segments, kept consistent with one another."""

@@ -33,9 +33,8 @@ def dismiss(catalog: Catalog, sleepers: Iterable[Sleeper], reason: MissReason) -
     for sleeper in sleepers:
         shape, location = catalog.sleepers.shape(sleeper), catalog.sleepers.location(sleeper)
         held = catalog.sleepers.held(sleeper)
-        stride = sum(part.stride_bytes for part in shape.parts)
         slices = tuple((touch, _departed(catalog, touch, reason)) for touch in held)
-        gone.append(Farewell(location, shape.namespace, stride, slices))
+        gone.append(Farewell(location, shape.namespace, shape.block_stride_bytes, slices))
         catalog.sleepers.take(sleeper)
         if reason is MissReason.EXPIRED:
             labels = {"class": shape.retention_class}

@@ -184,7 +184,17 @@ class Node:
     of a fixed one. `loose` nodes hang in no chain: side frames, and frames of flat namespaces.
     """
 
-    __slots__ = ("_below", "count", "loose", "parent", "parent_hash", "retention_class", "since", "slices")
+    __slots__ = (
+        "_below",
+        "count",
+        "loose",
+        "parent",
+        "parent_hash",
+        "retention_class",
+        "shelf",
+        "since",
+        "slices",
+    )
 
     def __init__(
         self,
@@ -203,6 +213,8 @@ class Node:
         self.retention_class = retention_class
         self.since = since
         self.loose = loose
+        self.shelf: MutableMapping[Node, None] = NOTHING
+        """Where the roll of its index has it."""
 
     @property
     def children(self) -> Mapping[bytes, Node]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kvstore.core.frames import Node, Slice, common_blocks, cut_slices
+from kvstore.core.roll import Roll
 from kvstore.types import HASH_BYTES, BlockHash, key_at
 
 NO_HASH = BlockHash(bytes(HASH_BYTES))
@@ -27,7 +28,7 @@ class RunIndex:
         self.declared: set[bytes] = set()
         self.orphans: dict[bytes, dict[bytes, Node]] = {}
         self.tails: dict[bytes, Node] = {}
-        self._known: dict[Node, None] = {}
+        self.roll = Roll()
         self._on_split = on_split
         self._on_join = on_join
 
@@ -166,7 +167,7 @@ class RunIndex:
 
     def _register(self, node: Node) -> None:
         self.tails[node.tail] = node
-        self._known[node] = None
+        self.roll.add(node)
         for piece in node.slices:
             piece.frame.join(node)
 
@@ -222,7 +223,7 @@ class RunIndex:
         if child.retention_class != node.retention_class or child.since != node.since:
             return False
         self._forget_tail(node)
-        self._known.pop(child, None)
+        self.roll.remove(child)
         for piece in child.slices:
             piece.frame.leave(child)
             self._append(node, piece)
@@ -260,7 +261,7 @@ class RunIndex:
         for piece in node.slices:
             piece.frame.leave(node)
         node.count = 0
-        self._known.pop(node, None)
+        self.roll.remove(node)
 
     def _forget_tail(self, node: Node) -> None:
         if self.tails.get(node.tail) is node:
@@ -291,11 +292,11 @@ class RunIndex:
         return [node for block in blocks for node in self.orphans.get(block, {}).values()]
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self.roll)
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes, orphans included, in no promised order."""
-        return iter(list(self._known))
+        return iter(self.roll)
 
     @staticmethod
     def below(node: Node) -> list[Node]:
