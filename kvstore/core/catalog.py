@@ -394,6 +394,7 @@ class Catalog:
         """Blocks of a frame lie on SSD once more, in a frame of their own, which takes over slots that nobody
         holds; the old one keeps its place until its segment goes."""
         self.partial[frame], end = None, start + copy.count
+        frame.copies += ((start, copy),)
         if copy.nodes[0].loose:
             self.namespaces[frame.fingerprint].loose.moved(frame, copy)
         held_end = min(max(start, frame.held_blocks), end)
@@ -410,8 +411,10 @@ class Catalog:
             frame.host = None
 
     def is_gone(self, frame: Frame, start: int, count: int) -> bool:
-        """Say whether some of the blocks have left the index while somebody held them."""
-        return any(first < start + count and start < first + n for first, n in self.zombies.get(frame, ()))
+        """Say whether some of the blocks have left the index while somebody held them: not if they moved."""
+        held = self.zombies.get(frame, ())
+        is_hit = any(first < start + count and start < first + n for first, n in held)
+        return is_hit and frame.there(start, count) < count
 
     def _first_lost(self, node: Node, frame: Frame, *, everything: bool) -> int | None:
         offset = 0

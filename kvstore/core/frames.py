@@ -54,6 +54,7 @@ class Frame:
     """A run of blocks as written together: keys, parts, and their place in host memory and on SSD."""
 
     __slots__ = (
+        "copies",
         "count",
         "dead",
         "fingerprint",
@@ -108,6 +109,8 @@ class Frame:
         its runs, and since when. Units: wall seconds.
         """
         self.nodes: tuple[Node, ...] = ()
+        self.copies: tuple[tuple[int, Frame], ...] = ()
+        """Frames that blocks of this one moved to, each with the first of those blocks."""
         self.loads: MutableMapping[int, Load] = NOTHING
         self.waiters: tuple[Callable[[bool], None], ...] = ()
 
@@ -156,11 +159,28 @@ class Frame:
         """Say whether every block is in host memory."""
         return self.host is not None and bool(self.host[0].slots.all())
 
+    def there(self, start: int, count: int) -> int:
+        """Return how many of the blocks [start, start + count) are in the index, here or where they moved."""
+        found = sum(
+            _overlap(start, count, piece.start, piece.count)
+            for node in self.nodes
+            for piece in node.slices
+            if piece.frame is self
+        )
+        for first, copy in self.copies:
+            if moved := _overlap(start, count, first, copy.count):
+                found += copy.there(max(start - first, 0), moved)
+        return found
+
     def slots_for_writing(self) -> tuple[PartSlots, ...]:
         """Return the host arrays, made on first use."""
         if self.host is None:
             self.host = tuple(PartSlots(part, self.count) for part in self.parts)
         return self.host
+
+
+def _overlap(start: int, count: int, other_start: int, other_count: int) -> int:
+    return max(0, min(start + count, other_start + other_count) - max(start, other_start))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
