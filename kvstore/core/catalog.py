@@ -232,7 +232,8 @@ class Catalog:
         gone = state.loose.truncate(node, at) if node.loose else state.runs.truncate(node, at)
         if not node.count:
             self.policy.remove(node)
-        departed = Departed(reason, node.retention_class, node.since, self.retention.left_at(node, reason))
+        left_at = self.retention.left_at(self.retention.end(node), reason)
+        departed = Departed(reason, node.retention_class, node.since, left_at)
         for piece in gone:
             if piece.frame.kind is FrameKind.MAIN:
                 size = piece.count * piece.frame.block_stride_bytes

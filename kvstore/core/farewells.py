@@ -53,9 +53,8 @@ def dismiss_and_bury(catalog: Catalog, sleepers: Iterable[Sleeper], reason: Miss
 
 
 def _departed(catalog: Catalog, touch: SliceTouch, reason: MissReason) -> Departed:
-    retention, now = catalog.retention, catalog.retention.now()
-    end = touch.touched_at + retention.held_by(touch.retention_class).ttl_seconds
-    left_at = min(end, now) if reason is MissReason.EXPIRED else now
+    end = touch.touched_at + catalog.retention.held_by(touch.retention_class).ttl_seconds
+    left_at = catalog.retention.left_at(end, reason)
     return Departed(reason, touch.retention_class, touch.touched_at, left_at)
 
 
