@@ -22,6 +22,7 @@ from kvstore.types import DIGEST_BYTES, HASH_BYTES, BlockHash, Fingerprint, key_
 
 if TYPE_CHECKING:
     from kvstore.core.loads import Load
+    from kvstore.core.roll import Shelf
 
 NOTHING: MutableMapping[Any, Any] = MappingProxyType({})  # type: ignore[assignment]
 """What most frames have of holds and loads: one empty mapping for all; who adds to it makes one."""
@@ -233,7 +234,7 @@ class Node:
         self.retention_class = retention_class
         self.since = since
         self.loose = loose
-        self.shelf: MutableMapping[Node, None] = NOTHING
+        self.shelf: Shelf | None = None
         """Where the roll of its index has it."""
 
     @property

@@ -119,14 +119,12 @@ class RunIndex:
 
     def find(self, block: bytes) -> Node | None:
         """Return the node that ends with `block`, splitting one where the block lies inside it; the root
-        for a declared root.
-
-        Callers that pass whole chains never take the slow path, a search through all runs.
+        for a declared root. A block inside of a run is looked for on all shelves.
         """
         node = self.ending_with(block)
         if node is not None:
             return node
-        for candidate in self.nodes():
+        for candidate in self.roll.holding(block):
             at = _position_of(candidate, block)
             if at is not None:
                 if at + 1 < candidate.count:
@@ -241,6 +239,8 @@ class RunIndex:
             node.slices += (piece,)
         piece.frame.join(node)
         node.count += piece.count
+        if node.shelf is not None:
+            node.shelf.note(piece.keys)
 
     def truncate(self, node: Node, at: int) -> list[Slice]:
         """Drop a node's blocks from `at` on and return them; its children become orphans under the hash

@@ -8,7 +8,7 @@ from kvstore.core.catalog import NamespaceState
 from kvstore.core.frames import Frame, Node
 from kvstore.core.ladder import Ladder
 from kvstore.tiers.base import FrameShape
-from kvstore.types import PAGE_BYTES
+from kvstore.types import PAGE_BYTES, split_keys
 
 
 def check_integrity(ladder: Ladder) -> None:
@@ -50,6 +50,8 @@ def _check_tree(state: NamespaceState) -> None:
     assert set(state.loose.nodes()) == loose
     for roll in (runs.roll, state.loose.roll):
         assert len(roll) == len(list(roll)) == sum(len(nodes) for nodes in roll.stretches())
+    for node in known:
+        assert all(node in runs.roll.holding(key) for key in split_keys(node.keys))
 
 
 def _check_node(node: Node) -> None:
