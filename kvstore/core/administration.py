@@ -150,19 +150,31 @@ class Administration(Oversight):
 
     # Removal
 
-    def delete(self, namespace: Fingerprint, keys: bytes | None, on_durable: OnDeleted | None = None) -> int:
+    def delete(
+        self,
+        namespace: Fingerprint,
+        keys: bytes | None,
+        on_durable: OnDeleted | None = None,
+        *,
+        pause: Pause = no_pause,
+    ) -> int:
         """Remove the first of the given blocks of a chain and all that follows it, in a flat namespace the
         given ones, with None everything; side parts and old copies on SSD too. Returns how many blocks left.
 
-        They are gone at once. `on_durable` hears their number, and whether no restart can bring any of them
-        back; False when the disk refuses or hangs: it is asked again, and a repeated delete waits for that.
+        They are gone at the return. `on_durable` hears their number, and whether no restart can bring any
+        of them back; False when the disk refuses or hangs: it is asked again, and a repeated delete waits for
+        that. `pause` as in a sweep.
         """
+        count = 0
         if keys is not None:
             self._check_keys(keys)
             self._wake_below(namespace, keys, key_at(keys, 0))
+        else:
+            count += self._delete_most(namespace, pause)
         with self._decision():
             state = self._catalog.state(namespace)
-            count, kept = Removal(self._catalog, state).run(keys)
+            left, kept = Removal(self._catalog, state).run(keys)
+            count += left
             for node in kept:
                 self._writeback.enqueue(node)
             if on_durable is not None:
@@ -174,6 +186,15 @@ class Administration(Oversight):
                 )
         self._writes.run()
         return count
+
+    def _delete_most(self, namespace: Fingerprint, pause: Pause) -> int:
+        """Remove what a namespace has, a little at a time; what comes meanwhile may stay."""
+        with self._lock:
+            states = [self._catalog.state(namespace)]
+        target, purge = Target(namespace=namespace), Purge()
+        self._purge_awake(target, states, purge, pause)
+        self._purge_asleep(target, states, purge, pause)
+        return purge.amount.blocks + purge.also_blocks
 
     # Purge
 
@@ -226,7 +247,8 @@ class Administration(Oversight):
         self, target: Target, states: Sequence[NamespaceState], purge: Purge, pause: Pause
     ) -> None:
         for nodes in stretches(self._lock, states):
-            self._wake_copies(nodes)
+            if target.retention_class:
+                self._wake_copies(nodes)
             for start in range(0, len(nodes), NODES_AT_ONCE):
                 with self._removing(purge):
                     batch = [n for n in nodes[start : start + NODES_AT_ONCE] if n.count]
@@ -236,7 +258,9 @@ class Administration(Oversight):
                 pause()
 
     def _wake_copies(self, nodes: Sequence[Node]) -> None:
-        """Wake what sleeps of the blocks of some runs: an older copy must not outlive them."""
+        """Wake what sleeps of the blocks of some runs: an older copy, of another class, must not outlive
+        them.
+        """
         sleepers, names = self._catalog.sleepers, defaultdict[Fingerprint, list[bytes]](list)
         with self._lock:
             for node in nodes if sleepers.count else ():

@@ -7,13 +7,16 @@ parent's hash until the parent returns. Nothing here knows of time, memory or di
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
-from kvstore.core.frames import Node, Slice, common_blocks, cut_slices
+from kvstore.core.frames import Frame, Node, Slice, common_blocks, cut_slices
 from kvstore.core.roll import Roll
 from kvstore.types import HASH_BYTES, BlockHash, key_at
 
 NO_HASH = BlockHash(bytes(HASH_BYTES))
 Step = tuple[Node, int]
+SEAMS_MAX = 1024
+"""Of a namespace, the latest: more than requests are under way."""
 
 
 class RunIndex:
@@ -28,6 +31,10 @@ class RunIndex:
         self.declared: set[bytes] = set()
         self.orphans: dict[bytes, dict[bytes, Node]] = {}
         self.tails: dict[bytes, Node] = {}
+        self._seams: dict[bytes, Frame] = {}
+        """Blocks that were the last of a run until it was joined, with their frames: where others branch
+        off.
+        """
         self.roll = Roll()
         self._on_split = on_split
         self._on_join = on_join
@@ -124,7 +131,8 @@ class RunIndex:
         node = self.ending_with(block)
         if node is not None:
             return node
-        for candidate in self.roll.holding(block):
+        seam = self._seams.get(block)
+        for candidate in chain(seam.nodes if seam is not None else (), self.roll.holding(block)):
             at = _position_of(candidate, block)
             if at is not None:
                 if at + 1 < candidate.count:
@@ -220,6 +228,9 @@ class RunIndex:
         (child,) = node.children.values()
         if child.retention_class != node.retention_class or child.since != node.since:
             return False
+        self._seams[node.tail] = node.slices[-1].frame
+        if len(self._seams) > SEAMS_MAX:
+            del self._seams[next(iter(self._seams))]
         self._forget_tail(node)
         self.roll.remove(child)
         for piece in child.slices:
