@@ -45,7 +45,12 @@ def test_a_lease_holds_blocks_where_its_own_touch_put_them() -> None:
 
 def test_a_move_does_not_end_the_answer_of_an_owner() -> None:
     """Blocks that a lease held moved, and its owner was told of more of them than before."""
-    run_history(31_337_000_061, steps=300, check_every=50)
+    run_history(31_337_000_061, steps=2_000, check_every=200)
+
+
+def test_a_side_part_on_ssd_has_all_its_blocks_there() -> None:
+    """One of several was in flight: the last alone was looked for."""
+    run_history(53_000_000_542, steps=2_000, check_every=50)
 
 
 @pytest.mark.long
