@@ -239,6 +239,7 @@ class Administration(Oversight):
                 purge.waiting.add(state.fingerprint)
                 self._write_again(remove_blocks(self._catalog, state, target.keys or None, purge))
             purge.refused.update(purge.waiting)
+        self._writes.run()
         purge.unreachable_since = self.wall()
         self.look_after(purge)
         return purge
@@ -254,7 +255,9 @@ class Administration(Oversight):
                     batch = [n for n in nodes[start : start + NODES_AT_ONCE] if n.count]
                     meant = [node for node in batch if target.holds(self._catalog, node.retention_class)]
                     purge.waiting.update(node.slices[0].frame.fingerprint for node in meant)
-                    self._write_again(remove_runs(self._catalog, meant, purge))
+                    kept = remove_runs(self._catalog, meant, purge)
+                    if target.retention_class:
+                        self._write_again(kept)
                 pause()
 
     def _wake_copies(self, nodes: Sequence[Node]) -> None:
@@ -306,7 +309,6 @@ class Administration(Oversight):
             before = len(self._plan.delete)
             yield
             purge.ssd_bytes += sum(location.length_bytes for location in self._plan.delete[before:])
-        self._writes.run()
 
     def look_after(self, purge: Purge) -> None:
         """Bring up to date how far a purge is: what leases hold, what is being written, what is gone."""
