@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.core.beds import Marks, Names, Rows, held_array, held_of_table, row_of, shape_of
 from kvstore.core.frames import Frame, Node, Slice
@@ -155,11 +156,12 @@ class Sleepers:
         tags: list[U64] = []
         values: list[U64] = []
         for segment in self._segments:
-            there = segment.bed.there()
-            rows = segment.bed.rows[there]
-            numbers = _values(segment.number, len(segment.bed.rows))[there]
-            tags += [rows["head"], rows["tail"]]
-            values += [numbers, numbers + np.uint64(1)]
+            bed = segment.bed
+            if bed.count:
+                there = bed.there()
+                numbers = _values(segment.number, there)
+                tags += [bed.rows["head"][there], bed.rows["tail"][there]]
+                values += [numbers, numbers + np.uint64(1)]
         self._map.rebuild(_joined(tags), _joined(values), spare=spare)
 
     # Leaving
@@ -324,9 +326,8 @@ def _value(sleeper: Sleeper) -> int:
     return ((sleeper.segment + 1) << ROW_BITS | sleeper.row) << 1
 
 
-def _values(segment: int, count: int) -> U64:
-    rows = np.arange(count, dtype=np.uint64) << np.uint64(1)
-    values: U64 = rows + np.uint64(_value(Sleeper(segment, 0)))
+def _values(segment: int, rows: npt.NDArray[np.intp]) -> U64:
+    values: U64 = (rows.astype(np.uint64) << np.uint64(1)) + np.uint64(_value(Sleeper(segment, 0)))
     return values
 
 
