@@ -16,6 +16,7 @@ from kvstore.core.hitrate import Cell, Key, summed
 from kvstore.core.ledger import Departed, LedgerImage
 from kvstore.core.oversight import Oversight
 from kvstore.core.purging import (
+    Foresight,
     Purge,
     Target,
     below,
@@ -25,14 +26,15 @@ from kvstore.core.purging import (
     remove_unread,
 )
 from kvstore.core.removal import Removal
-from kvstore.core.report import run_info, stand_ins
-from kvstore.core.sweep import BATCH_NODES, Amount, Comparison, Effect, Forecast, Pause, no_pause, sweep
+from kvstore.core.sweep import Amount, Comparison, Effect, Forecast, Pause, no_pause, stretches, sweep
 from kvstore.retention import ClassTable, RetentionClass
-from kvstore.types import Fingerprint, MissReason, Tier, key_at, split_keys
+from kvstore.types import Fingerprint, MissReason, Tier, key_at
 
 OnDeleted = Callable[[int, bool], None]
 PRESENT_MAX = 16
 IMAGE_ENTRIES = 1 << 14
+NODES_AT_ONCE, SLEEPERS_AT_ONCE = 16, 16
+"""As many are removed in about half a millisecond."""
 
 
 class Administration(Oversight):
@@ -59,8 +61,9 @@ class Administration(Oversight):
     def effect(self, table: ClassTable, *, pause: Pause = no_pause) -> Effect:
         """Count what a class table would hide and show now; changes nothing."""
         with self._lock:
-            comparison = Comparison(self._retention.table, table, now=self._retention.now())
-        sweep(self._lock, self._catalog, comparison.visit, pause=pause)
+            names, now = self._catalog.sleepers.names, self._retention.now()
+            comparison = Comparison(self._retention.table, table, names=names, now=now)
+        sweep(self._lock, self._catalog, comparison, pause=pause)
         return comparison.effect
 
     def over_quota(self, wanted: RetentionClass) -> dict[Tier, int]:
@@ -74,7 +77,7 @@ class Administration(Oversight):
         """Count what expires in each of the next hours if nothing is touched again."""
         with self._lock:
             forecast = Forecast(self._catalog, now=self._retention.now(), hours=hours)
-        sweep(self._lock, self._catalog, forecast.visit, pause=pause)
+        sweep(self._lock, self._catalog, forecast, pause=pause)
         return forecast
 
     # The recent past
@@ -95,23 +98,9 @@ class Administration(Oversight):
         self, hash_prefix: bytes, *, pause: Pause = no_pause
     ) -> list[tuple[Fingerprint, bytes, RunInfo]]:
         """Return the runs that hold a block whose hash starts so, each with its namespace and that hash."""
-        found: list[tuple[Fingerprint, bytes, RunInfo]] = []
-
-        def visit(node: Node) -> None:
-            if hash_prefix in node.keys and len(found) < PRESENT_MAX:
-                for key in split_keys(node.keys):
-                    if key.startswith(hash_prefix):
-                        found.append((node.slices[0].frame.fingerprint, key, run_info(self._catalog, node)))
-                        return
-
         with self._lock:
-            spaces = list(self._catalog.namespaces)
-        sweep(self._lock, self._catalog, visit, pause=pause)
-        described = self._holding(spaces, hash_prefix, limit=PRESENT_MAX)
-        with self._lock:
-            for node in stand_ins(self._catalog, described):
-                visit(node)
-        return found
+            states = list(self._catalog.namespaces.values())
+        return self._present(states, hash_prefix, limit=PRESENT_MAX, pause=pause)
 
     def departed(self, key: bytes) -> list[tuple[Fingerprint, MissReason, Departed | None]]:
         """Return per namespace why a block is not there; the first 8 bytes of its hash are enough."""
@@ -152,28 +141,40 @@ class Administration(Oversight):
     def has_unwritten(self) -> bool:
         """Say whether blocks lie in host memory alone: an end would lose them."""
         with self._lock:
-            return any(
-                piece.frame.location is None
-                for state in self._catalog.namespaces.values()
-                for node in state.nodes()
-                for piece in node.slices
-            )
+            states = list(self._catalog.namespaces.values())
+        for nodes in stretches(self._lock, states):
+            with self._lock:
+                if any(piece.frame.location is None for node in nodes for piece in node.slices if node.count):
+                    return True
+        return False
 
     # Removal
 
-    def delete(self, namespace: Fingerprint, keys: bytes | None, on_durable: OnDeleted | None = None) -> int:
+    def delete(
+        self,
+        namespace: Fingerprint,
+        keys: bytes | None,
+        on_durable: OnDeleted | None = None,
+        *,
+        pause: Pause = no_pause,
+    ) -> int:
         """Remove the first of the given blocks of a chain and all that follows it, in a flat namespace the
         given ones, with None everything; side parts and old copies on SSD too. Returns how many blocks left.
 
-        They are gone at once. `on_durable` hears their number, and whether no restart can bring any of them
-        back; False when the disk refuses or hangs: it is asked again, and a repeated delete waits for that.
+        They are gone at the return. `on_durable` hears their number, and whether no restart can bring any
+        of them back; False when the disk refuses or hangs: it is asked again, and a repeated delete waits for
+        that. `pause` as in a sweep.
         """
+        count = 0
         if keys is not None:
             self._check_keys(keys)
             self._wake_below(namespace, keys, key_at(keys, 0))
+        else:
+            count += self._delete_most(namespace, pause)
         with self._decision():
             state = self._catalog.state(namespace)
-            count, kept = Removal(self._catalog, state).run(keys)
+            left, kept = Removal(self._catalog, state).run(keys)
+            count += left
             for node in kept:
                 self._writeback.enqueue(node)
             if on_durable is not None:
@@ -186,6 +187,15 @@ class Administration(Oversight):
         self._writes.run()
         return count
 
+    def _delete_most(self, namespace: Fingerprint, pause: Pause) -> int:
+        """Remove what a namespace has, a little at a time; what comes meanwhile may stay."""
+        with self._lock:
+            states = [self._catalog.state(namespace)]
+        target, purge = Target(namespace=namespace), Purge()
+        self._purge_awake(target, states, purge, pause)
+        self._purge_asleep(target, states, purge, pause)
+        return purge.amount.blocks + purge.also_blocks
+
     # Purge
 
     def foresee_purge(self, target: Target, *, pause: Pause = no_pause) -> Amount:
@@ -193,25 +203,18 @@ class Administration(Oversight):
 
         Errors: UnknownNamespace.
         """
-        found = Purge()
         if target.keys and target.namespace is not None:
             self._wake_below(target.namespace, target.keys, key_at(target.keys, -1))
         with self._lock:
             states = target.spaces(self._catalog)
             if target.keys:
+                found = Purge()
                 for node, at in below(states[0], target.keys):
                     found.note(node, at)
                 return found.amount
-            spaces = {state.fingerprint for state in states}
-
-        def visit(node: Node) -> None:
-            if node.slices[0].frame.fingerprint in spaces and target.holds(
-                self._catalog, node.retention_class
-            ):
-                found.note(node)
-
-        sweep(self._lock, self._catalog, visit, pause=pause)
-        return found.amount
+            foresight = Foresight(self._catalog, target, states)
+        sweep(self._lock, self._catalog, foresight, pause=pause)
+        return foresight.amount
 
     def purge(self, target: Target, *, pause: Pause = no_pause) -> Purge:
         """Remove for good; what was meant is invisible at the return, `look_after` tells how far it is gone.
@@ -224,17 +227,10 @@ class Administration(Oversight):
             self._wake_below(target.namespace, target.keys, key_at(target.keys, -1))
         with self._lock:
             states = target.spaces(self._catalog)
-            nodes = [] if target.keys else [node for state in states for node in state.nodes()]
-        for start in range(0, len(nodes), BATCH_NODES):
-            self._wake_copies(nodes[start : start + BATCH_NODES])
-            with self._removing(purge):
-                batch = [n for n in nodes[start : start + BATCH_NODES] if n.count]
-                meant = [node for node in batch if target.holds(self._catalog, node.retention_class)]
-                purge.waiting.update(node.slices[0].frame.fingerprint for node in meant)
-                self._write_again(remove_runs(self._catalog, meant, purge))
-            pause()
         if not target.keys:
+            self._purge_awake(target, states, purge, pause)
             self._purge_asleep(target, states, purge, pause)
+            self._purge_awake(target, states, purge, pause)  # what woke meanwhile
         with self._removing(purge):
             for state in states:
                 if target.retention_class:
@@ -243,12 +239,31 @@ class Administration(Oversight):
                 purge.waiting.add(state.fingerprint)
                 self._write_again(remove_blocks(self._catalog, state, target.keys or None, purge))
             purge.refused.update(purge.waiting)
+        self._writes.run()
         purge.unreachable_since = self.wall()
         self.look_after(purge)
         return purge
 
+    def _purge_awake(
+        self, target: Target, states: Sequence[NamespaceState], purge: Purge, pause: Pause
+    ) -> None:
+        for nodes in stretches(self._lock, states):
+            if target.retention_class:
+                self._wake_copies(nodes)
+            for start in range(0, len(nodes), NODES_AT_ONCE):
+                with self._removing(purge):
+                    batch = [n for n in nodes[start : start + NODES_AT_ONCE] if n.count]
+                    meant = [node for node in batch if target.holds(self._catalog, node.retention_class)]
+                    purge.waiting.update(node.slices[0].frame.fingerprint for node in meant)
+                    kept = remove_runs(self._catalog, meant, purge)
+                    if target.retention_class:
+                        self._write_again(kept)
+                pause()
+
     def _wake_copies(self, nodes: Sequence[Node]) -> None:
-        """Wake what sleeps of the blocks of some runs: an older copy must not outlive them."""
+        """Wake what sleeps of the blocks of some runs: an older copy, of another class, must not outlive
+        them.
+        """
         sleepers, names = self._catalog.sleepers, defaultdict[Fingerprint, list[bytes]](list)
         with self._lock:
             for node in nodes if sleepers.count else ():
@@ -260,14 +275,13 @@ class Administration(Oversight):
     def _purge_asleep(
         self, target: Target, states: Sequence[NamespaceState], purge: Purge, pause: Pause
     ) -> None:
-        sleepers = self._catalog.sleepers
-        with self._lock:
-            asleep = list(sleepers.of_spaces({state.fingerprint for state in states}))
-        for start in range(0, len(asleep), BATCH_NODES):
-            with self._removing(purge):
-                there = filter(sleepers.is_here, asleep[start : start + BATCH_NODES])
-                remove_asleep(self._catalog, there, target, purge)
-            pause()
+        is_here = self._catalog.sleepers.is_here
+        for asleep in self._search.asleep([state.fingerprint for state in states]):
+            for start in range(0, len(asleep), SLEEPERS_AT_ONCE):
+                with self._removing(purge):
+                    there = filter(is_here, asleep[start : start + SLEEPERS_AT_ONCE])
+                    remove_asleep(self._catalog, there, target, purge)
+                pause()
 
     def _wake_below(self, namespace: Fingerprint, keys: bytes, key: bytes) -> None:
         """Wake what holds a block, and all frames that follow it; `keys` may lead to it."""
@@ -295,7 +309,6 @@ class Administration(Oversight):
             before = len(self._plan.delete)
             yield
             purge.ssd_bytes += sum(location.length_bytes for location in self._plan.delete[before:])
-        self._writes.run()
 
     def look_after(self, purge: Purge) -> None:
         """Bring up to date how far a purge is: what leases hold, what is being written, what is gone."""

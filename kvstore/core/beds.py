@@ -15,6 +15,8 @@ from kvstore.types import Fingerprint, key_at, key_count
 
 HELD = np.dtype([("row", "<u4"), ("first", "<u4"), ("count", "<u4"), ("name", "<u4"), ("since", "<f8")])
 """Blocks [first, first + count) of the frame in a row are held by a class since a wall time."""
+SLICE = np.dtype([("name", "<u4"), ("shape", "<u4"), ("blocks", "<i8"), ("since", "<f8")])
+"""Blocks of one frame are held by a class since a wall time; `name` and `shape` are numbers of Names."""
 Rows = npt.NDArray[np.void]
 Marks = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float64]
@@ -50,6 +52,12 @@ class Names:
     def keep_seconds(self, retention: Retention, now: float) -> Floats:
         """Return by number how long after its touch stored data of a class is kept."""
         return np.array([retention.keep_seconds(name, now) for name in self.classes], np.float64)
+
+
+def apart(slices: Rows, field: str) -> list[tuple[int, Rows]]:
+    """Return slices apart by one of their fields."""
+    numbers = slices[field]
+    return [(number, slices[numbers == number]) for number in np.unique(numbers).tolist()]
 
 
 def shape_of(header: FrameHeader) -> FrameShape:
@@ -126,6 +134,14 @@ class Bed:
     def there(self) -> npt.NDArray[np.intp]:
         """Return the rows of all frames that sleep here."""
         return np.flatnonzero(self.rows["count"])
+
+    def slices(self) -> Rows:
+        """Return a copy of all slices of the frames that sleep here. Shapes: SLICE[n]."""
+        held = self.held[self.held["count"] > 0]
+        slices = np.empty(len(held), SLICE)
+        slices["shape"] = self.rows["shape"][held["row"]]
+        slices["name"], slices["blocks"], slices["since"] = held["name"], held["count"], held["since"]
+        return slices
 
     def _slice(self, row: int) -> slice:
         rows = self.held["row"]

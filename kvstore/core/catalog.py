@@ -66,6 +66,11 @@ class NamespaceState:
         yield from self.runs.nodes()
         yield from self.loose.nodes()
 
+    def stretches(self) -> Iterator[list[Node]]:
+        """Yield all nodes that are awake, some at a time, loose ones last; they may come and go meanwhile."""
+        yield from self.runs.roll.stretches()
+        yield from self.loose.roll.stretches()
+
 
 class Catalog:
     """Namespaces, frames, host slots and segments, kept consistent with one another."""
@@ -227,7 +232,8 @@ class Catalog:
         gone = state.loose.truncate(node, at) if node.loose else state.runs.truncate(node, at)
         if not node.count:
             self.policy.remove(node)
-        departed = Departed(reason, node.retention_class, node.since, self.retention.left_at(node, reason))
+        left_at = self.retention.left_at(self.retention.end(node), reason)
+        departed = Departed(reason, node.retention_class, node.since, left_at)
         for piece in gone:
             if piece.frame.kind is FrameKind.MAIN:
                 size = piece.count * piece.frame.block_stride_bytes
@@ -394,6 +400,7 @@ class Catalog:
         """Blocks of a frame lie on SSD once more, in a frame of their own, which takes over slots that nobody
         holds; the old one keeps its place until its segment goes."""
         self.partial[frame], end = None, start + copy.count
+        frame.copies += ((start, copy),)
         if copy.nodes[0].loose:
             self.namespaces[frame.fingerprint].loose.moved(frame, copy)
         held_end = min(max(start, frame.held_blocks), end)
@@ -410,8 +417,10 @@ class Catalog:
             frame.host = None
 
     def is_gone(self, frame: Frame, start: int, count: int) -> bool:
-        """Say whether some of the blocks have left the index while somebody held them."""
-        return any(first < start + count and start < first + n for first, n in self.zombies.get(frame, ()))
+        """Say whether some of the blocks have left the index while somebody held them: not if they moved."""
+        held = self.zombies.get(frame, ())
+        is_hit = any(first < start + count and start < first + n for first, n in held)
+        return is_hit and frame.there(start, count) < count
 
     def _first_lost(self, node: Node, frame: Frame, *, everything: bool) -> int | None:
         offset = 0

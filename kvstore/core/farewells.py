@@ -33,9 +33,8 @@ def dismiss(catalog: Catalog, sleepers: Iterable[Sleeper], reason: MissReason) -
     for sleeper in sleepers:
         shape, location = catalog.sleepers.shape(sleeper), catalog.sleepers.location(sleeper)
         held = catalog.sleepers.held(sleeper)
-        stride = sum(part.stride_bytes for part in shape.parts)
         slices = tuple((touch, _departed(catalog, touch, reason)) for touch in held)
-        gone.append(Farewell(location, shape.namespace, stride, slices))
+        gone.append(Farewell(location, shape.namespace, shape.block_stride_bytes, slices))
         catalog.sleepers.take(sleeper)
         if reason is MissReason.EXPIRED:
             labels = {"class": shape.retention_class}
@@ -54,9 +53,8 @@ def dismiss_and_bury(catalog: Catalog, sleepers: Iterable[Sleeper], reason: Miss
 
 
 def _departed(catalog: Catalog, touch: SliceTouch, reason: MissReason) -> Departed:
-    retention, now = catalog.retention, catalog.retention.now()
-    end = touch.touched_at + retention.held_by(touch.retention_class).ttl_seconds
-    left_at = min(end, now) if reason is MissReason.EXPIRED else now
+    end = touch.touched_at + catalog.retention.held_by(touch.retention_class).ttl_seconds
+    left_at = catalog.retention.left_at(end, reason)
     return Departed(reason, touch.retention_class, touch.touched_at, left_at)
 
 

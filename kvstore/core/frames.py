@@ -22,6 +22,7 @@ from kvstore.types import DIGEST_BYTES, HASH_BYTES, BlockHash, Fingerprint, key_
 
 if TYPE_CHECKING:
     from kvstore.core.loads import Load
+    from kvstore.core.roll import Shelf
 
 NOTHING: MutableMapping[Any, Any] = MappingProxyType({})  # type: ignore[assignment]
 """What most frames have of holds and loads: one empty mapping for all; who adds to it makes one."""
@@ -54,6 +55,7 @@ class Frame:
     """A run of blocks as written together: keys, parts, and their place in host memory and on SSD."""
 
     __slots__ = (
+        "copies",
         "count",
         "dead",
         "fingerprint",
@@ -108,6 +110,8 @@ class Frame:
         its runs, and since when. Units: wall seconds.
         """
         self.nodes: tuple[Node, ...] = ()
+        self.copies: tuple[tuple[int, Frame], ...] = ()
+        """Frames that blocks of this one moved to, each with the first of those blocks."""
         self.loads: MutableMapping[int, Load] = NOTHING
         self.waiters: tuple[Callable[[bool], None], ...] = ()
 
@@ -156,11 +160,28 @@ class Frame:
         """Say whether every block is in host memory."""
         return self.host is not None and bool(self.host[0].slots.all())
 
+    def there(self, start: int, count: int) -> int:
+        """Return how many of the blocks [start, start + count) are in the index, here or where they moved."""
+        found = sum(
+            _overlap(start, count, piece.start, piece.count)
+            for node in self.nodes
+            for piece in node.slices
+            if piece.frame is self
+        )
+        for first, copy in self.copies:
+            if moved := _overlap(start, count, first, copy.count):
+                found += copy.there(max(start - first, 0), moved)
+        return found
+
     def slots_for_writing(self) -> tuple[PartSlots, ...]:
         """Return the host arrays, made on first use."""
         if self.host is None:
             self.host = tuple(PartSlots(part, self.count) for part in self.parts)
         return self.host
+
+
+def _overlap(start: int, count: int, other_start: int, other_count: int) -> int:
+    return max(0, min(start + count, other_start + other_count) - max(start, other_start))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +205,17 @@ class Node:
     of a fixed one. `loose` nodes hang in no chain: side frames, and frames of flat namespaces.
     """
 
-    __slots__ = ("_below", "count", "loose", "parent", "parent_hash", "retention_class", "since", "slices")
+    __slots__ = (
+        "_below",
+        "count",
+        "loose",
+        "parent",
+        "parent_hash",
+        "retention_class",
+        "shelf",
+        "since",
+        "slices",
+    )
 
     def __init__(
         self,
@@ -203,6 +234,8 @@ class Node:
         self.retention_class = retention_class
         self.since = since
         self.loose = loose
+        self.shelf: Shelf | None = None
+        """Where the roll of its index has it."""
 
     @property
     def children(self) -> Mapping[bytes, Node]:

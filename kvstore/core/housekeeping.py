@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import chain
 
 from kvstore.core.bedtime import Bedtime
 from kvstore.core.catalog import Catalog
@@ -55,6 +57,7 @@ class Housekeeping:
         self._reclaim = reclaim
         self._bedtime = bedtime
         self._retry_due = 0.0
+        self._pass: Iterator[list[Node]] | None = None
         self._sweep: list[Node] = []
         self._losses_due = 0.0
         self._steps, self._step_due = 0, math.inf
@@ -111,7 +114,7 @@ class Housekeeping:
             return True
         # One pass a turn is enough: a store of few nodes is not looked through again and again.
         swept = self._steps - CENSUS_STEPS - SLEEP_STEPS
-        if swept == 1 or (swept <= SWEEP_STEPS and self._sweep):
+        if swept == 1 or (swept <= SWEEP_STEPS and self._pass is not None):
             self._sweep_nodes(now)
             return True
         return self._reclaim.step(now, monotonic=monotonic) and self._steps < STEPS_MAX
@@ -123,13 +126,18 @@ class Housekeeping:
             self._catalog.graves.retry()
 
     def _sweep_nodes(self, now: float) -> None:
+        if self._pass is None:
+            states = list(self._catalog.namespaces.values())
+            self._pass = chain.from_iterable(state.stretches() for state in states)
         if not self._sweep:
-            self._sweep = self._catalog.policy.nodes()
-            self._sweep.reverse()
-        may_go, expired = self._catalog.retention.may_go, list[Node]()
+            self._sweep = next(filter(None, self._pass), [])
+            if not self._sweep:
+                self._pass = None
+                return
+        policy, may_go, expired = self._catalog.policy, self._catalog.retention.may_go, list[Node]()
         for _ in range(min(SWEEP_NODES, len(self._sweep))):
             node = self._sweep.pop()
-            if may_go(node, now):
+            if node in policy and may_go(node, now):
                 expired.append(node)
                 if len(expired) == SWEEP_EXPIRED:
                     break

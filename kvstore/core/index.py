@@ -7,12 +7,16 @@ parent's hash until the parent returns. Nothing here knows of time, memory or di
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
-from kvstore.core.frames import Node, Slice, common_blocks, cut_slices
+from kvstore.core.frames import Frame, Node, Slice, common_blocks, cut_slices
+from kvstore.core.roll import Roll
 from kvstore.types import HASH_BYTES, BlockHash, key_at
 
 NO_HASH = BlockHash(bytes(HASH_BYTES))
 Step = tuple[Node, int]
+SEAMS_MAX = 1024
+"""Of a namespace, the latest: more than requests are under way."""
 
 
 class RunIndex:
@@ -27,7 +31,11 @@ class RunIndex:
         self.declared: set[bytes] = set()
         self.orphans: dict[bytes, dict[bytes, Node]] = {}
         self.tails: dict[bytes, Node] = {}
-        self._known: dict[Node, None] = {}
+        self._seams: dict[bytes, Frame] = {}
+        """Blocks that were the last of a run until it was joined, with their frames: where others branch
+        off.
+        """
+        self.roll = Roll()
         self._on_split = on_split
         self._on_join = on_join
 
@@ -118,14 +126,13 @@ class RunIndex:
 
     def find(self, block: bytes) -> Node | None:
         """Return the node that ends with `block`, splitting one where the block lies inside it; the root
-        for a declared root.
-
-        Callers that pass whole chains never take the slow path, a search through all runs.
+        for a declared root. A block inside of a run is looked for on all shelves.
         """
         node = self.ending_with(block)
         if node is not None:
             return node
-        for candidate in self.nodes():
+        seam = self._seams.get(block)
+        for candidate in chain(seam.nodes if seam is not None else (), self.roll.holding(block)):
             at = _position_of(candidate, block)
             if at is not None:
                 if at + 1 < candidate.count:
@@ -166,7 +173,7 @@ class RunIndex:
 
     def _register(self, node: Node) -> None:
         self.tails[node.tail] = node
-        self._known[node] = None
+        self.roll.add(node)
         for piece in node.slices:
             piece.frame.join(node)
 
@@ -221,8 +228,11 @@ class RunIndex:
         (child,) = node.children.values()
         if child.retention_class != node.retention_class or child.since != node.since:
             return False
+        self._seams[node.tail] = node.slices[-1].frame
+        if len(self._seams) > SEAMS_MAX:
+            del self._seams[next(iter(self._seams))]
         self._forget_tail(node)
-        self._known.pop(child, None)
+        self.roll.remove(child)
         for piece in child.slices:
             piece.frame.leave(child)
             self._append(node, piece)
@@ -240,6 +250,8 @@ class RunIndex:
             node.slices += (piece,)
         piece.frame.join(node)
         node.count += piece.count
+        if node.shelf is not None:
+            node.shelf.note(piece.keys)
 
     def truncate(self, node: Node, at: int) -> list[Slice]:
         """Drop a node's blocks from `at` on and return them; its children become orphans under the hash
@@ -260,7 +272,7 @@ class RunIndex:
         for piece in node.slices:
             piece.frame.leave(node)
         node.count = 0
-        self._known.pop(node, None)
+        self.roll.remove(node)
 
     def _forget_tail(self, node: Node) -> None:
         if self.tails.get(node.tail) is node:
@@ -291,11 +303,11 @@ class RunIndex:
         return [node for block in blocks for node in self.orphans.get(block, {}).values()]
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self.roll)
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes, orphans included, in no promised order."""
-        return iter(list(self._known))
+        return iter(self.roll)
 
     @staticmethod
     def below(node: Node) -> list[Node]:

@@ -117,7 +117,7 @@ class LeaseTable:
 
     def frozen(self, state: NamespaceState, request: MatchRequest) -> Lease | None:
         """Return the oldest living lease of the same owner whose blocks start this request: its answer
-        stands, unless some of its blocks have left since, or are less exact than asked for.
+        stands, unless some of its blocks have left the index since, or are less exact than asked for.
         """
         owned = self._owners.get((state.fingerprint, request.owner), {}) if request.owner else {}
         for lease in owned.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvstore.core.frames import Frame, Node, Slice, cut_slices
+from kvstore.core.roll import Roll
 from kvstore.tiers.base import FrameKind
 from kvstore.types import HASH_BYTES, BlockHash, key_at
 
@@ -20,6 +21,7 @@ class LooseIndex:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[bytes, int], tuple[Frame, int]] = {}
+        self.roll = Roll()
 
     def get(self, key: bytes, part: int = WHOLE) -> tuple[Frame, int] | None:
         """Return the frame and position of a block's part."""
@@ -35,6 +37,7 @@ class LooseIndex:
             loose=True,
         )
         frame.join(node)
+        self.roll.add(node)
         for index in range(frame.count):
             self._entries.setdefault((key_at(frame.keys, index), part), (frame, index))
         return node
@@ -58,6 +61,7 @@ class LooseIndex:
         else:
             for piece in node.slices:
                 piece.frame.leave(node)
+            self.roll.remove(node)
         return right
 
     def _forget(self, piece: Slice) -> None:
@@ -75,11 +79,7 @@ class LooseIndex:
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes."""
-        seen: dict[int, Node] = {}
-        for frame, _ in self._entries.values():
-            for node in frame.nodes:
-                seen.setdefault(id(node), node)
-        return iter(list(seen.values()))
+        return iter(self.roll)
 
     def __len__(self) -> int:
         return len(self._entries)

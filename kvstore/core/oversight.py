@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain
 
 from kvstore.api import ListAnswer, RunInfo, StatusSnapshot
 from kvstore.core import report
+from kvstore.core.catalog import NamespaceState
 from kvstore.core.searching import ADMIN_SECONDS, Described
 from kvstore.core.sleepers import RunsAsleep, Sleeper
-from kvstore.core.sweep import Pause, no_pause, sweep
+from kvstore.core.sweep import Pause, no_pause, stretches, sweep_awake
 from kvstore.core.verifying import VerifyStep, verify
 from kvstore.core.wiring import Wiring
 from kvstore.tiers.base import SegmentInfo
 from kvstore.types import PAGE_BYTES, Fingerprint, MissReason, split_keys
+
+WAKE_AT_ONCE = 16
+"""As many wake in a millisecond or two under the lock."""
 
 
 class Oversight(Wiring):
@@ -22,12 +25,16 @@ class Oversight(Wiring):
     def list(self, namespace: Fingerprint, *, cursor: str = "", limit: int = 100) -> ListAnswer:
         """Return one page of a namespace's runs."""
         with self._lock:
-            self._catalog.state(namespace)
-        place = report.place_of(cursor, limit=limit)
-        described = self._search.described(self._search.after(namespace, place, limit=limit + 1))
-        with self._lock:
             state = self._catalog.state(namespace)
-            return report.list_runs(self._catalog, state, described, cursor=cursor, limit=limit)
+        page = report.Page(self._catalog, after=report.place_of(cursor, limit=limit), limit=limit)
+        for nodes in stretches(self._lock, [state]):
+            with self._lock:
+                page.take(nodes)
+        described = self._search.described(self._search.after(namespace, page.after, limit=limit + 1))
+        for start in range(0, len(described), report.RUNS_AT_ONCE):
+            with self._lock:
+                page.take(report.stand_ins(self._catalog, described[start : start + report.RUNS_AT_ONCE]))
+        return page.answer(self._lock)
 
     def inspect(
         self, namespace: Fingerprint, *, keys: bytes = b"", hash_prefix: bytes = b"", limit: int = 100
@@ -38,12 +45,24 @@ class Oversight(Wiring):
         if keys:
             self._check_keys(keys)
             return self._when_awake(lambda: self._inspect(namespace, keys, limit))
-        described = self._holding([namespace], hash_prefix, limit=limit)
         with self._lock:
             state = self._catalog.state(namespace)
-            nodes = chain(state.nodes(), report.stand_ins(self._catalog, described))
-            runs = report.find_runs(self._catalog, nodes, hash_prefix=hash_prefix, limit=limit)
-            return runs, 0, None
+        return tuple(run for _, _, run in self._present([state], hash_prefix, limit=limit)), 0, None
+
+    def _present(
+        self, states: Collection[NamespaceState], hash_prefix: bytes, *, limit: int, pause: Pause = no_pause
+    ) -> report.Present:
+        """Return runs that hold a block whose hash starts so."""
+        found: report.Present = []
+        for nodes in stretches(self._lock, states):
+            with self._lock:
+                report.find_runs(self._catalog, nodes, found, hash_prefix=hash_prefix, limit=limit)
+            pause()
+        described = self._holding([state.fingerprint for state in states], hash_prefix, limit=limit)
+        with self._lock:
+            shadows = report.stand_ins(self._catalog, described)
+            report.find_runs(self._catalog, shadows, found, hash_prefix=hash_prefix, limit=limit)
+        return found
 
     def _inspect(
         self, namespace: Fingerprint, keys: bytes, limit: int
@@ -62,8 +81,10 @@ class Oversight(Wiring):
 
     def _wake(self, sleepers: Sequence[Sleeper]) -> None:
         """Wake frames for an administrator, who has time."""
-        if wanted := self._catalog.sleepers.wanted(sleepers):
-            self._alarm.wait(RunsAsleep(wanted), seconds=ADMIN_SECONDS)
+        with self._lock:
+            wanted = self._catalog.sleepers.wanted(sleepers)
+        for start in range(0, len(wanted), WAKE_AT_ONCE):
+            self._alarm.wait(RunsAsleep(wanted[start : start + WAKE_AT_ONCE]), seconds=ADMIN_SECONDS)
 
     def _holding(
         self, spaces: Collection[Fingerprint], hash_prefix: bytes, *, limit: int
@@ -77,13 +98,18 @@ class Oversight(Wiring):
 
     def verify(self, namespace: Fingerprint | None = None) -> Iterator[VerifyStep]:
         """Re-read and check every digest in every tier; blocking, for an administrator's thread."""
-        return verify(self._catalog, self._ssd, self._decision, namespace, wake=self._wake)
+        with self._lock:
+            states = [self._catalog.state(namespace)] if namespace else [*self._catalog.namespaces.values()]
+        return verify(self._catalog, self._ssd, self._decision, states, search=self._search, wake=self._wake)
 
     def status(self, *, pause: Pause = no_pause) -> StatusSnapshot:
-        """Return totals by tier, class and namespace, counters and gauges; `pause` as in a sweep."""
+        """Return totals by tier, class and namespace, counters and gauges; `pause` as in a sweep: what is
+        awake is walked.
+        """
         totals = report.Totals()
-        sweep(self._lock, self._catalog, totals.visit, pause=pause)
+        sweep_awake(self._lock, self._catalog, totals.visit, pause=pause)
         with self._lock:
+            totals.add_asleep(self._catalog.sleepers)
             return report.status(self._catalog, self._ssd, self.gauges(), totals)
 
     def gauges(self) -> dict[str, float]:

@@ -6,6 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from kvstore.core.beds import Rows
 from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.farewells import dismiss_and_bury
 from kvstore.core.frames import Frame, Node
@@ -98,6 +101,31 @@ class Purge:
             self.leased_bytes += leased
             if not (writing or leased):
                 del self.frames[frame]
+
+
+class Foresight:
+    """Visits runs and counts those that are meant."""
+
+    def __init__(self, catalog: Catalog, target: Target, states: Iterable[NamespaceState]) -> None:
+        self.amount = Amount()
+        self._catalog = catalog
+        self._target = target
+        self._spaces = {state.fingerprint for state in states}
+
+    def visit(self, node: Node) -> None:
+        """Count a run if it is meant."""
+        is_here = node.slices[0].frame.fingerprint in self._spaces
+        if is_here and self._target.holds(self._catalog, node.retention_class):
+            self.amount.add(node)
+
+    def visit_asleep(self, slices: Rows) -> None:
+        """Count what is meant of what sleeps."""
+        names = self._catalog.sleepers.names
+        holds = [self._target.holds(self._catalog, name) for name in names.classes]
+        is_meant = np.array(holds, np.bool_)[slices["name"]] & np.isin(
+            slices["shape"], names.codes(self._spaces)
+        )
+        self.amount.add_asleep(slices[is_meant], names)
 
 
 def remove_runs(catalog: Catalog, nodes: Sequence[Node], purge: Purge) -> list[Node]:

@@ -336,7 +336,10 @@ class Presence:
 
     def need(self, state: NamespaceState, request: ReserveRequest) -> None:
         """Have the frames woken that hold what a put brings, or what it follows, as far as one ends where the
-        next begins: a put that names a block inside of a frame asleep as its parent does not find it.
+        next begins. A block inside of a frame asleep is not found: to know which frame has it takes memory
+        for each block, or a look at all of them. Such a put waits for the next match, which finds it and
+        renews all it follows; until then it lives by its own time, and what sleeps by its own. Engines match
+        before they put, so it takes a restart between the two, or ten minutes.
 
         Errors: RunsAsleep.
         """

@@ -69,36 +69,41 @@ class Reclaim:
         self._census.step(now, frames_max=CENSUS_FRAMES)
 
     def _let_go(self, segment: Segment, now: float) -> None:
-        """Forget some frames of a segment in which nothing lives; its file goes with the last one. When one
-        turns out to live or to be held, those forgotten so far are deleted one by one.
-        """
+        """Forget some frames of a segment in which nothing lives; its file goes with the last one."""
         catalog = self._catalog
-        if catalog.segments.get(segment.number) is not segment:
-            self._going = None  # it went another way meanwhile
+        if catalog.segments.get(segment.number) is not segment or self._is_needed(segment, now):
+            self._keep(segment)
             return
+        going = catalog.segments.going
         for frame in list(islice(segment.frames, STEP_FRAMES)):
-            if frame.holds or frame.loads or self._lives(frame, now):
-                catalog.graves.bury_all(catalog.segments.going)
-                self._going, segment.measured_at = None, None
-                break
             if frame.location is not None:
-                catalog.segments.going[frame.location] = frame.fingerprint
+                going[frame.location] = frame.fingerprint
             catalog.forget_on_ssd(frame, MissReason.EXPIRED)
-        else:
-            if segment.frames:
-                return
-            if segment.bed.count and segment.bed.lives(catalog.sleepers.names, catalog.retention, now).any():
-                catalog.graves.bury_all(catalog.segments.going)
-                self._going, segment.measured_at = None, None
-                catalog.segments.going = {}
-                return
-            gone = dismiss(catalog, catalog.sleepers.of_segment(segment.number), MissReason.EXPIRED)
-            catalog.segments.going.update((leaver.location, leaver.namespace) for leaver in gone)
-            self._going = None
-            namespaces = catalog.segments.going.values()
-            catalog.graves.bury_segment(segment.number, namespaces, is_urgent=self._is_pressed())
-            catalog.segments.release(segment.number)
-        catalog.segments.going = {}
+        if segment.frames:
+            return
+        if self._is_needed(segment, now):
+            self._keep(segment)
+            return
+        gone = dismiss(catalog, catalog.sleepers.of_segment(segment.number), MissReason.EXPIRED)
+        going.update((leaver.location, leaver.namespace) for leaver in gone)
+        catalog.graves.bury_segment(segment.number, going.values(), is_urgent=self._is_pressed())
+        catalog.segments.release(segment.number)
+        self._going, catalog.segments.going = None, {}
+
+    def _is_needed(self, segment: Segment, now: float) -> bool:
+        """Say whether the frames to be forgotten next live or are held: those awake come first."""
+        frames = list(islice(segment.frames, STEP_FRAMES))
+        if frames:
+            return any(frame.holds or frame.loads or self._lives(frame, now) for frame in frames)
+        names, retention = self._catalog.sleepers.names, self._catalog.retention
+        return bool(segment.bed.lives(names, retention, now).any())
+
+    def _keep(self, segment: Segment) -> None:
+        """Leave a segment that is needed after all, or went another way meanwhile: what was forgotten of it
+        is deleted frame by frame.
+        """
+        self._catalog.graves.bury_all(self._catalog.segments.going)
+        self._going, segment.measured_at, self._catalog.segments.going = None, None, {}
 
     def _lives(self, frame: Frame, now: float) -> bool:
         return not all(self._catalog.retention.may_go(node, now) for node in frame.nodes)

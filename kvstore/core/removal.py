@@ -43,7 +43,8 @@ class Removal:
                 self._tree(orphan, 0)
             self._loose(sorted(self._keys), parts=[part for part, _ in state.side_windows])
         self._forget_unread(everything=keys is None)
-        return self._count, self._forget_copies(everything=keys is None)
+        kept = self._forget_copies(everything=keys is None)  # which counts too
+        return self._count, kept
 
     def run_nodes(self, nodes: Iterable[Node]) -> tuple[int, list[Node]]:
         """Remove whole runs and not what follows them; returns as `run` does."""
@@ -53,7 +54,8 @@ class Removal:
                 if not node.loose:
                     self._keys.update(_split(node.keys))
                 self._count += self._catalog.drop(node, 0, MissReason.DELETED)
-        return self._count, self._forget_copies(everything=False)
+        kept = self._forget_copies(everything=False)
+        return self._count, kept
 
     def _tree(self, node: Node, at: int) -> None:
         """Drop a node from `at` on, all below it, and the orphans that wait for any of that."""

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from datetime import date, timedelta
-from itertools import chain
+from itertools import islice
 from typing import Any
 
 from kvstore.api import ListAnswer, RunInfo, StatusSnapshot
-from kvstore.core.catalog import Catalog, NamespaceState
+from kvstore.core.catalog import Catalog
 from kvstore.core.frames import Node
 from kvstore.core.searching import Described
+from kvstore.core.sleepers import Sleepers
 from kvstore.errors import InvalidArgument
 from kvstore.retention import DAY
 from kvstore.tiers.base import FrameKind
 from kvstore.tiers.base import Tier as TierSeam
-from kvstore.types import HASH_BYTES, PAGE_BYTES, BlockHash, Tier, split_keys
+from kvstore.types import HASH_BYTES, PAGE_BYTES, BlockHash, Fingerprint, Tier, split_keys
 
 LIST_LIMIT_MAX = 1000
 WRITTEN_ROWS_MAX = 200
 """Of days and classes, the newest: a month and more."""
 Sums = dict[str, float]
+Present = list[tuple[Fingerprint, bytes, RunInfo]]
+"""Runs, each with its namespace and the hash of a block that it holds."""
+RUNS_AT_ONCE = 32
+"""Of a page, under the lock."""
 
 
 def run_info(catalog: Catalog, node: Node) -> RunInfo:
@@ -52,20 +57,41 @@ def stand_ins(catalog: Catalog, described: Iterable[Described]) -> Iterator[Node
         yield from catalog.sleepers.described(sleeper, header)
 
 
-def list_runs(
-    catalog: Catalog, state: NamespaceState, described: Iterable[Described], *, cursor: str, limit: int
-) -> ListAnswer:
-    """Return one page of runs in order of their head hashes; the cursor is the last place seen. `described`
-    are the next frames asleep.
-
-    Errors: InvalidArgument on a cursor that is no hash or a limit out of range.
+class Page:
+    """One page of runs in order of their head hashes, of all that come in any order; the cursor is the last
+    place seen.
     """
-    after = place_of(cursor, limit=limit)
-    there = chain(state.nodes(), stand_ins(catalog, described))
-    nodes = heapq.nsmallest(limit + 1, (node for node in there if _place(node) > after), key=_place)
-    page = nodes[:limit]
-    more = _place(page[-1]).hex() if len(nodes) > limit else ""
-    return ListAnswer(runs=tuple(run_info(catalog, node) for node in page), cursor=more)
+
+    def __init__(self, catalog: Catalog, *, after: bytes, limit: int) -> None:
+        self.after = after
+        self._catalog = catalog
+        self._limit = limit
+        self._found: list[tuple[bytes, int, Node]] = []
+        self._seen = 0
+
+    def take(self, nodes: Iterable[Node]) -> None:
+        """Look at some runs."""
+        fresh = []
+        for node in nodes:
+            if node.count and (place := _place(node)) > self.after:
+                self._seen += 1
+                fresh.append((place, self._seen, node))
+        if len(self._found) > self._limit:
+            last = self._found[-1][0]
+            fresh = [item for item in fresh if item[0] < last]
+        if fresh:
+            self._found = sorted([*self._found, *fresh])[: self._limit + 1]
+
+    def answer(self, lock: AbstractContextManager[object]) -> ListAnswer:
+        """Return the page. Takes the lock a few times."""
+        page = self._found[: self._limit]
+        more = page[-1][0].hex() if len(self._found) > self._limit else ""
+        runs: list[RunInfo] = []
+        for start in range(0, len(page), RUNS_AT_ONCE):
+            with lock:
+                some = page[start : start + RUNS_AT_ONCE]
+                runs += (run_info(self._catalog, node) for _, _, node in some if node.count)
+        return ListAnswer(runs=tuple(runs), cursor=more)
 
 
 def place_of(cursor: str, *, limit: int) -> bytes:
@@ -93,29 +119,58 @@ def _place(node: Node) -> bytes:
 
 
 def find_runs(
-    catalog: Catalog, nodes: Iterable[Node], *, hash_prefix: bytes, limit: int
-) -> tuple[RunInfo, ...]:
-    """Return runs that contain a block whose hash starts with the given bytes."""
-    found: list[RunInfo] = []
+    catalog: Catalog,
+    nodes: Iterable[Node],
+    found: Present,
+    *,
+    hash_prefix: bytes,
+    limit: int,
+) -> None:
+    """Add runs that hold a block whose hash starts with the given bytes, with their namespace and that
+    hash.
+    """
     for node in nodes:
-        if any(key.startswith(hash_prefix) for key in split_keys(node.keys)):
-            found.append(run_info(catalog, node))
         if len(found) >= limit:
-            break
-    return tuple(found)
+            return
+        if node.count and hash_prefix in (keys := node.keys):
+            names = (key for key in split_keys(keys) if key.startswith(hash_prefix))
+            for key in islice(names, 1):
+                found.append((node.slices[0].frame.fingerprint, key, run_info(catalog, node)))
 
 
 class Totals:
-    """What the runs of each class and namespace hold, counted one by one on a walk."""
+    """What the runs of each class and namespace hold: those awake are counted on a walk, those asleep always
+    are.
+    """
 
     def __init__(self) -> None:
         self.by_class: defaultdict[str, Sums] = defaultdict(lambda: defaultdict(float))
         self.by_space: defaultdict[bytes, Sums] = defaultdict(lambda: defaultdict(float))
 
     def visit(self, node: Node) -> None:
-        """Count a run."""
-        space = node.slices[0].frame.fingerprint
-        _add(node, self.by_space[space], self.by_class[node.retention_class])
+        """Count a run that is awake."""
+        sums = self.by_space[node.slices[0].frame.fingerprint], self.by_class[node.retention_class]
+        for piece in node.slices:
+            resident = piece.frame.host is not None
+            host = int(piece.frame.resident(piece.start, piece.count).sum()) if resident else 0
+            ssd = piece.count if piece.frame.location is not None else 0
+            _add(piece.count, host, ssd, piece.frame.block_stride_bytes, sums)
+
+    def add_asleep(self, sleepers: Sleepers) -> None:
+        """Count what sleeps."""
+        for (shape_number, class_number), blocks in sleepers.blocks_held.items():
+            shape, name = sleepers.names.shapes[shape_number], sleepers.names.classes[class_number]
+            sums = self.by_space[shape.namespace], self.by_class[name]
+            _add(blocks, 0, blocks, shape.block_stride_bytes, sums)
+
+
+def _add(blocks: int, host: int, ssd: int, stride: int, sums: Iterable[Sums]) -> None:
+    for total in sums:
+        total["blocks"] += blocks
+        total["host_blocks"] += host
+        total["ssd_blocks"] += ssd
+        total["host_bytes"] += host * stride
+        total["ssd_bytes"] += ssd * stride
 
 
 def status(
@@ -142,20 +197,6 @@ def status(
         counters={_flat(name, labels): value for (name, labels), value in catalog.events.counters().items()},
         gauges=gauges,
     )
-
-
-def _add(node: Node, *sums: dict[str, float]) -> None:
-    for piece in node.slices:
-        stride = piece.frame.block_stride_bytes
-        resident = piece.frame.host is not None
-        host = int(piece.frame.resident(piece.start, piece.count).sum()) if resident else 0
-        ssd = piece.count if piece.frame.location is not None else 0
-        for total in sums:
-            total["blocks"] += piece.count
-            total["host_blocks"] += host
-            total["ssd_blocks"] += ssd
-            total["host_bytes"] += host * stride
-            total["ssd_bytes"] += ssd * stride
 
 
 def _host(catalog: Catalog, blocks: int) -> dict[str, Any]:

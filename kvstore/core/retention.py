@@ -90,9 +90,9 @@ class Retention:
         """Say whether a node may be removed for its age: it has expired, and no undo would show it again."""
         return now >= node.since + self.keep_seconds(node.retention_class, now)
 
-    def left_at(self, node: Node, reason: MissReason) -> float:
-        """Return since when a node that is removed is gone: what has expired was so before."""
-        return min(self.end(node), self.now()) if reason is MissReason.EXPIRED else self.now()
+    def left_at(self, end: float, reason: MissReason) -> float:
+        """Return since when what is removed now, and expires at its end, is gone: from then on if it has."""
+        return min(end, self.now()) if reason is MissReason.EXPIRED else self.now()
 
     def keep_seconds(self, name: str, now: float) -> float:
         """Return how long after its touch stored data of a class is kept."""

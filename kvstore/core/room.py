@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,14 +87,35 @@ class Room:
 
     def _vacate_slab(self, stride_pages: int) -> bool:
         """Empty the least used slab of another slot size: slots given up here and there make no slab free."""
-        pages = self._catalog.slabs.emptiest_slab(other_than=stride_pages)
-        if pages is None:
+        slab = self._catalog.slabs.emptiest_slab(other_than=stride_pages)
+        if slab is None:
             return False
+        first_page, end_page, used = slab
         before = self._catalog.slabs.used_pages
-        for node in self._catalog.policy.nodes():
+        for node in self._tenants(first_page, end_page, used):
             if node.count:
-                self._vacate(node, *pages)
+                self._vacate(node, first_page, end_page)
         return self._catalog.slabs.used_pages < before
+
+    def _tenants(self, first_page: int, end_page: int, used: int) -> list[Node]:
+        """Return the nodes of which blocks lie between pages, where so many slots are used: all slots of a
+        shelf are looked at at once.
+        """
+        found: dict[Node, None] = {}
+        for nodes in chain.from_iterable(s.stretches() for s in self._catalog.namespaces.values()):
+            frames = {p.frame: None for node in nodes for p in node.slices if p.frame.host is not None}
+            parts = [(frame, part.slots) for frame in frames for part in frame.host or ()]
+            if not parts:
+                continue
+            slots = np.concatenate([mine for _, mine in parts])
+            inside = np.flatnonzero((slots >= first_page) & (slots < end_page))
+            ends = np.cumsum([len(mine) for _, mine in parts])
+            for index in np.unique(np.searchsorted(ends, inside, side="right")).tolist():
+                found.update(dict.fromkeys(parts[index][0].nodes))
+            used -= len(inside)
+            if used <= 0:
+                break
+        return list(found)
 
     def _vacate(self, node: Node, first_page: int, end_page: int) -> None:
         offset = 0

@@ -1,4 +1,6 @@
-"""Searches through all that sleeps, for administrators: a stretch of segments under the lock at a time."""
+"""Searches through all that sleeps, and all that does not, for administrators: a stretch under the lock at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.core.beds import Marks
-from kvstore.core.catalog import Catalog
+from kvstore.core.catalog import Catalog, NamespaceState
+from kvstore.core.frames import Node
 from kvstore.core.segments import Segment
 from kvstore.core.sleepers import Sleeper
+from kvstore.core.sweep import stretches
 from kvstore.core.tags import U64, tags_of
 from kvstore.tiers.base import FrameHeader, Tier, marks_of
 from kvstore.types import Fingerprint, split_keys
 
 ADMIN_SECONDS = 60.0
-HEADERS_AT_ONCE = 1024
-SEGMENTS_AT_ONCE = 128
+HEADERS_AT_ONCE = 128
+SEGMENTS_AT_ONCE = 16
 _FILTER_BITS = 16
 Described = tuple[Sleeper, FrameHeader]
 
@@ -95,15 +99,42 @@ class Search:
         """Return frames, each with its header, of which `holds` says yes to their packed keys; reads the
         headers of all that sleep in some namespaces.
         """
-        with self._lock:
-            asleep = list(self._catalog.sleepers.of_spaces(spaces))
         found: list[Described] = []
-        for start in range(0, len(asleep), HEADERS_AT_ONCE):
-            some = self.described(asleep[start : start + HEADERS_AT_ONCE])
-            found += (pair for pair in some if holds(pair[1].keys))
+        for some in self.asleep(spaces):
+            found += (pair for pair in self.described(some) if holds(pair[1].keys))
             if len(found) >= limit:
                 break
         return found[:limit]
+
+    def awake(self, states: Iterable[NamespaceState]) -> Iterator[list[Node]]:
+        """Yield the runs that are awake of some namespaces, some at a time; the lock is held to look for them
+        only.
+        """
+        return stretches(self._lock, states)
+
+    def asleep(self, spaces: Collection[Fingerprint]) -> Iterator[list[Sleeper]]:
+        """Yield what sleeps of some namespaces, some frames at a time; the lock is held to look for them
+        only.
+        """
+        sleepers = self._catalog.sleepers
+        with self._lock:
+            segments = list(self._catalog.segments)
+        found: list[Sleeper] = []
+        for segment in segments:
+            with self._lock:
+                found += sleepers.of_spaces(spaces, among=[segment]) if segment.bed.count else ()
+            while len(found) >= HEADERS_AT_ONCE:
+                yield found[:HEADERS_AT_ONCE]
+                del found[:HEADERS_AT_ONCE]
+        if found:
+            yield found
+
+    def blocks_asleep(self, states: Collection[NamespaceState]) -> int:
+        """Return how many blocks sleep of some namespaces."""
+        sleepers, spaces = self._catalog.sleepers, {state.fingerprint for state in states}
+        with self._lock:
+            codes = set(sleepers.names.codes(spaces))
+            return sum(blocks for (shape, _), blocks in sleepers.blocks_held.items() if shape in codes)
 
     def below(self, space: Fingerprint, keys: bytes) -> list[Sleeper]:
         """Return the frames that hold any of these blocks or follow one of them, and what follows those."""

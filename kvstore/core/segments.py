@@ -17,6 +17,8 @@ from kvstore.types import Fingerprint
 RELEASED_MAX = 4096
 MEASURES_MAX = 8
 """So many segments are measured anew before one of them has to go."""
+MEASURES_FIRST = 32
+"""So many are measured for the first time, those touched longest ago: after a start none has been."""
 
 
 class Segment:
@@ -150,9 +152,11 @@ class SegmentTable:
         go. `among` are bytes on disk by number; `measure` brings a segment's measure up to date.
         """
         there = [segment for number in among if (segment := self._segments.get(number)) is not None]
-        for segment in there:
-            if segment.measured_at is None:
-                measure(segment)
+        unknown = [segment for segment in there if segment.measured_at is None]
+        for segment in heapq.nsmallest(MEASURES_FIRST, unknown, key=lambda s: (s.last_touch, s.number)):
+            measure(segment)
+        if unknown:
+            there = [segment for segment in there if segment.measured_at is not None]
 
         def density(segment: Segment) -> tuple[float, float, int]:
             return (

@@ -145,9 +145,9 @@ class SlabAllocator:
             self._free_slabs[slab] = True
             self._owner[slab] = None
 
-    def emptiest_slab(self, *, other_than: int) -> tuple[int, int] | None:
-        """Return the page range of the loan of another slot size with the fewest slots in use; None when
-        there is none.
+    def emptiest_slab(self, *, other_than: int) -> tuple[int, int, int] | None:
+        """Return first and end page of the loan of another slot size with the fewest slots in use, and how
+        many those are; None when there is none.
         """
         best: _Loan | None = None
         for stride, loans in self._loans.items():
@@ -158,7 +158,8 @@ class SlabAllocator:
                     best = loan
         if best is None:
             return None
-        return best.first_page, best.first_page + len(best.slabs) * self.slab_pages
+        end = best.first_page + len(best.slabs) * self.slab_pages
+        return best.first_page, end, len(best.free) - best.free_count
 
     def fits(self, *, stride_pages: int) -> bool:
         """Say whether a slot of this size could ever be handed out."""

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.core.beds import Marks, Names, Rows, held_array, held_of_table, row_of, shape_of
 from kvstore.core.frames import Frame, Node, Slice
@@ -59,6 +60,8 @@ class Sleepers:
     def __init__(self, segments: SegmentTable) -> None:
         self.names = Names()
         self.count = 0
+        self.blocks_held: Counter[tuple[int, int]] = Counter()
+        """How many blocks of a shape a class holds, by the numbers of both."""
         self._segments = segments
         self._spaces: Counter[Fingerprint] = Counter()
         self._map = TagMap()
@@ -126,7 +129,12 @@ class Sleepers:
         return first
 
     def _count(self, segment: Segment, rows: Rows, held: Rows) -> None:
+        """Count frames that came, and who holds them; `held` numbers them from 0."""
         self.count += len(rows)
+        pairs = rows["shape"][held["row"]].astype(np.uint64) << np.uint64(32) | held["name"]
+        found, at = np.unique(pairs, return_inverse=True)
+        for pair, blocks in zip(found.tolist(), np.bincount(at, held["count"]).tolist(), strict=True):
+            self.blocks_held[pair >> 32, pair & 0xFFFFFFFF] += int(blocks)
         for code in np.unique(rows["shape"]).tolist():
             shape, mine = self.names.shapes[code], rows["shape"] == code
             length = int(rows["length_bytes"][mine].sum(dtype=np.int64))
@@ -148,11 +156,12 @@ class Sleepers:
         tags: list[U64] = []
         values: list[U64] = []
         for segment in self._segments:
-            there = segment.bed.there()
-            rows = segment.bed.rows[there]
-            numbers = _values(segment.number, len(segment.bed.rows))[there]
-            tags += [rows["head"], rows["tail"]]
-            values += [numbers, numbers + np.uint64(1)]
+            bed = segment.bed
+            if bed.count:
+                there = bed.there()
+                numbers = _values(segment.number, there)
+                tags += [bed.rows["head"][there], bed.rows["tail"][there]]
+                values += [numbers, numbers + np.uint64(1)]
         self._map.rebuild(_joined(tags), _joined(values), spare=spare)
 
     # Leaving
@@ -162,7 +171,10 @@ class Sleepers:
         segment = self._segments.get(sleeper.segment)
         assert segment is not None
         row = segment.bed.rows[sleeper.row]
-        shape, length = self.names.shapes[row["shape"]], int(row["length_bytes"])
+        number, length = int(row["shape"]), int(row["length_bytes"])
+        shape = self.names.shapes[number]
+        for touch in segment.bed.held_slices(sleeper.row, self.names):
+            self.blocks_held[number, self.names.of_class(touch.retention_class)] -= touch.count
         segment.bed.take(sleeper.row)
         self.count -= 1
         self._spaces[shape.namespace] -= 1
@@ -272,10 +284,12 @@ class Sleepers:
                 found.append((max(touch.touched_at for touch in self.held(sleeper)), sleeper))
         return found
 
-    def of_spaces(self, spaces: Collection[Fingerprint]) -> Iterator[Sleeper]:
+    def of_spaces(
+        self, spaces: Collection[Fingerprint], *, among: Iterable[Segment] | None = None
+    ) -> Iterator[Sleeper]:
         """Yield the frames of some namespaces that slept when their segment's turn came."""
         codes = self.names.codes(spaces)
-        for segment in self._segments:
+        for segment in self._segments if among is None else among:
             there = segment.bed.there()
             rows = there[np.isin(segment.bed.rows["shape"][there], codes)].tolist()
             yield from (Sleeper(segment.number, row) for row in rows)
@@ -312,9 +326,8 @@ def _value(sleeper: Sleeper) -> int:
     return ((sleeper.segment + 1) << ROW_BITS | sleeper.row) << 1
 
 
-def _values(segment: int, count: int) -> U64:
-    rows = np.arange(count, dtype=np.uint64) << np.uint64(1)
-    values: U64 = rows + np.uint64(_value(Sleeper(segment, 0)))
+def _values(segment: int, rows: npt.NDArray[np.intp]) -> U64:
+    values: U64 = (rows.astype(np.uint64) << np.uint64(1)) + np.uint64(_value(Sleeper(segment, 0)))
     return values
 
 

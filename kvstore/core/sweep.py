@@ -1,49 +1,84 @@
-"""A walk over all runs that never holds the lock for long, and what is counted on such a walk."""
+"""Walks over all runs that never hold the lock for long, and what is counted on such walks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from kvstore.core.catalog import Catalog
+import numpy as np
+
+from kvstore.core.beds import Floats, Names, Rows, apart
+from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Node
 from kvstore.retention import DEFAULT_CLASS, ClassTable
 
-BATCH_NODES, BATCH_SLEEPERS = 256, 64
-"""As many take about half a millisecond under the lock."""
+SEGMENTS_AT_ONCE = 16
+"""What sleeps in as many is copied in a third of a millisecond."""
 HOUR_SECONDS = 3600.0
 Pause = Callable[[], None]
+Lock = AbstractContextManager[object]
 
 
 def no_pause() -> None:
     """Go on at once: for callers that nobody waits for."""
 
 
-def sweep(
-    lock: AbstractContextManager[object], catalog: Catalog, visit: Callable[[Node], None], *, pause: Pause
-) -> None:
-    """Visit every run, a batch under the lock at a time; of a frame asleep each slice, as a run without keys.
-    Traffic between the batches goes on, so a run may be missed or change under way: good enough for a count.
+class Visitor(Protocol):
+    """What counts runs."""
 
-    Threads: `pause` is called between batches without the lock, to let others have the interpreter.
+    def visit(self, node: Node) -> None:
+        """Count a run that is awake, under the lock."""
+
+    def visit_asleep(self, slices: Rows) -> None:
+        """Count what sleeps, each slice of a frame as a run; without the lock. Shapes: SLICE[n]."""
+
+
+def sweep(lock: Lock, catalog: Catalog, visitor: Visitor, *, pause: Pause) -> None:
+    """Visit every run. Traffic between the stretches goes on, so a run may be missed or change under way:
+    good enough for a count.
+
+    Threads: `pause` is called between stretches without the lock, to let others have the interpreter.
     """
+    sweep_awake(lock, catalog, visitor.visit, pause=pause)
     with lock:
-        nodes = [node for state in catalog.namespaces.values() for node in state.nodes()]
-    for start in range(0, len(nodes), BATCH_NODES):
+        segments = list(catalog.segments)
+    for start in range(0, len(segments), SEGMENTS_AT_ONCE):
         with lock:
-            for node in nodes[start : start + BATCH_NODES]:
+            beds = [segment.bed for segment in segments[start : start + SEGMENTS_AT_ONCE]]
+            found = [bed.slices() for bed in beds if bed.count]
+        if found:
+            visitor.visit_asleep(np.concatenate(found))
+            pause()
+
+
+def sweep_awake(lock: Lock, catalog: Catalog, visit: Callable[[Node], None], *, pause: Pause) -> None:
+    """Visit every run that is awake."""
+    with lock:
+        states = list(catalog.namespaces.values())
+    for nodes in stretches(lock, states):
+        with lock:
+            for node in nodes:
                 if node.count:
                     visit(node)
         pause()
-    with lock:
-        asleep = list(catalog.sleepers.of_spaces(catalog.namespaces.keys()))
-    for start in range(0, len(asleep), BATCH_SLEEPERS):
-        with lock:
-            for node in catalog.sleepers.stand_ins(asleep[start : start + BATCH_SLEEPERS]):
-                visit(node)
-        pause()
+
+
+def stretches(lock: Lock, states: Iterable[NamespaceState]) -> Iterator[list[Node]]:
+    """Yield the runs of some namespaces that are awake, some at a time; the lock is held to look for them
+    only.
+    """
+    for state in states:
+        waiting = state.stretches()
+        while True:
+            with lock:
+                nodes = next(waiting, None)
+            if nodes is None:
+                break
+            if nodes:
+                yield nodes
 
 
 @dataclass(slots=True)
@@ -59,6 +94,14 @@ class Amount:
         self.runs += 1
         self.blocks += node.count
         self.bytes += node_bytes(node)
+
+    def add_asleep(self, slices: Rows, names: Names) -> None:
+        """Count what sleeps."""
+        self.runs += len(slices)
+        for number, mine in apart(slices, "shape"):
+            blocks = int(mine["blocks"].sum())
+            self.blocks += blocks
+            self.bytes += blocks * names.shapes[number].block_stride_bytes
 
 
 def node_bytes(node: Node) -> int:
@@ -81,9 +124,10 @@ class Comparison:
     are visible again when it returns.
     """
 
-    def __init__(self, before: ClassTable, after: ClassTable, *, now: float) -> None:
+    def __init__(self, before: ClassTable, after: ClassTable, *, names: Names, now: float) -> None:
         self.effect = Effect()
         self._lives = tuple({name: c.ttl_seconds for name, c in t.classes.items()} for t in (before, after))
+        self._names = names
         self._now = now
         self._known: dict[Node, tuple[bool, bool]] = {}
 
@@ -92,6 +136,15 @@ class Comparison:
         before, after = self._visible(node)
         if before != after:
             (self.effect.shows if after else self.effect.hides).add(node)
+
+    def visit_asleep(self, slices: Rows) -> None:
+        """Count what the tables differ about of what sleeps; of what is before it nothing is known."""
+        before, after = (
+            self._now < slices["since"] + _by_class(lives, self._names)[slices["name"]]
+            for lives in self._lives
+        )
+        self.effect.hides.add_asleep(slices[before & ~after], self._names)
+        self.effect.shows.add_asleep(slices[after & ~before], self._names)
 
     def _visible(self, node: Node) -> tuple[bool, bool]:
         path: list[Node] = []
@@ -110,6 +163,10 @@ class Comparison:
         return self._now < node.since + seconds
 
 
+def _by_class(lives: dict[str, float], names: Names) -> Floats:
+    return np.array([lives.get(name, lives[DEFAULT_CLASS]) for name in names.classes], np.float64)
+
+
 class Forecast:
     """Visits runs and counts what ends in which hour from now, if nothing is touched again.
 
@@ -118,6 +175,7 @@ class Forecast:
 
     def __init__(self, catalog: Catalog, *, now: float, hours: int) -> None:
         self._retention = catalog.retention
+        self._names = catalog.sleepers.names
         self._now = now
         self._count = hours
         self.hours: dict[str, dict[int, Amount]] = defaultdict(lambda: defaultdict(Amount))
@@ -126,11 +184,21 @@ class Forecast:
 
     def visit(self, node: Node) -> None:
         """Count a run."""
-        name = self._retention.held_by(node.retention_class).name
-        left = self._retention.end(node) - self._now
-        if left <= 0:
-            self.expired[name].add(node)
-        elif left >= self._count * HOUR_SECONDS:
-            self.later[name].add(node)
-        else:
-            self.hours[name][int(left // HOUR_SECONDS)].add(node)
+        left = min(self._retention.end(node) - self._now, self._count * HOUR_SECONDS)
+        self._amount(node.retention_class, -1 if left <= 0 else int(left // HOUR_SECONDS)).add(node)
+
+    def visit_asleep(self, slices: Rows) -> None:
+        """Count what sleeps."""
+        for number, mine in apart(slices, "name"):
+            name = self._names.classes[number]
+            left = mine["since"] + self._retention.held_by(name).ttl_seconds - self._now
+            hours = np.where(left <= 0, -1, np.minimum(left, self._count * HOUR_SECONDS) // HOUR_SECONDS)
+            for hour in np.unique(hours).tolist():
+                self._amount(name, int(hour)).add_asleep(mine[hours == hour], self._names)
+
+    def _amount(self, name: str, hour: int) -> Amount:
+        """Return where is counted what ends in an hour; what has ended did so in hour -1."""
+        name = self._retention.held_by(name).name
+        if hour < 0:
+            return self.expired[name]
+        return self.hours[name][hour] if hour < self._count else self.later[name]

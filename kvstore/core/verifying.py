@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvstore.core.catalog import Catalog
+from kvstore.core.catalog import Catalog, NamespaceState
 from kvstore.core.frames import Frame, PartSlots
+from kvstore.core.searching import Search
 from kvstore.core.sleepers import Sleeper
 from kvstore.tiers.base import FrameRead, ReadResult, Tier
 from kvstore.types import HASH_BYTES, Fingerprint, MissReason, key_at
@@ -22,7 +23,6 @@ from kvstore.types import Tier as TierName
 Decision = Callable[[], AbstractContextManager[None]]
 CHUNK_BYTES = 1 << 20
 READ_SECONDS_MAX = 60.0
-WAKE_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,24 @@ def verify(
     catalog: Catalog,
     ssd: Tier | None,
     decision: Decision,
-    namespace: Fingerprint | None,
+    states: Collection[NamespaceState],
     *,
+    search: Search,
     wake: Callable[[list[Sleeper]], None],
 ) -> Iterator[VerifyStep]:
-    """Check all blocks that are there when it starts; bad ones are dropped, so that they cannot be served.
-    `wake` wakes frames.
+    """Check all blocks of some namespaces that are there when it comes by; bad ones are dropped, so that they
+    cannot be served. `wake` wakes frames.
     """
-    with decision():
-        frames = _frames(catalog, namespace)
-        spaces = [namespace] if namespace else list(catalog.namespaces)
-        asleep = list(catalog.sleepers.of_spaces(spaces))
-        total = sum(map(_copies, frames)) + sum(map(catalog.sleepers.blocks, asleep))
-    done = done_bytes = 0
-    for frame in chain(frames, _woken(catalog, decision, asleep, wake)):
+    frames: dict[Frame, None] = {}
+    total, done, done_bytes = search.blocks_asleep(states), 0, 0
+    for nodes in search.awake(states):
+        with decision():
+            fresh = {
+                p.frame: None for node in nodes if node.count for p in node.slices if p.frame not in frames
+            }
+            total += sum(map(_copies, fresh))
+            frames |= fresh
+    for frame in chain(frames, _woken(catalog, decision, states, search, wake)):
         for blocks, faults in _check(catalog, ssd, decision, frame):
             done += blocks
             done_bytes += blocks * frame.block_stride_bytes
@@ -70,18 +74,14 @@ def verify(
     yield VerifyStep(done, done, done_bytes, ())
 
 
-def _frames(catalog: Catalog, namespace: Fingerprint | None) -> list[Frame]:
-    states = [catalog.state(namespace)] if namespace else list(catalog.namespaces.values())
-    return list(
-        {id(p.frame): p.frame for state in states for node in state.nodes() for p in node.slices}.values()
-    )
-
-
 def _woken(
-    catalog: Catalog, decision: Decision, asleep: list[Sleeper], wake: Callable[[list[Sleeper]], None]
+    catalog: Catalog,
+    decision: Decision,
+    states: Iterable[NamespaceState],
+    search: Search,
+    wake: Callable[[list[Sleeper]], None],
 ) -> Iterator[Frame]:
-    for start in range(0, len(asleep), WAKE_AT_ONCE):
-        some = asleep[start : start + WAKE_AT_ONCE]
+    for some in search.asleep([state.fingerprint for state in states]):
         with decision():
             here = filter(catalog.sleepers.is_here, some)
             places = {catalog.sleepers.location(sleeper) for sleeper in here}

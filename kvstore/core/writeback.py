@@ -70,10 +70,12 @@ class WriteBack:
         """
         found: list[Frame] = []
         _, stretches = put.state.runs.walk_behind(put.parent, put.keys)
-        for index in [put.names.index(node.tail) for node in sides]:
-            node = next((n for at, n, matched in stretches if at <= index < at + matched), None)
-            if node is None:
+        base = {index: node for at, node, count in stretches for index in range(at, at + count)}
+        for side in sides:
+            last = put.names.index(side.tail)
+            if not base.keys() >= set(range(last + 1 - side.count, last + 1)):
                 return None
+            node = base[last]
             missing = self.enqueue(node)
             path = {piece.frame for item in RunIndex.path(node) for piece in item.slices}
             if any(frame.location is None and frame not in missing for frame in path):

@@ -26,6 +26,7 @@ from kvstore.service.class_changes import (
     Decisions,
     Merged,
     merge,
+    pause,
     read_decisions,
     save_decisions,
 )
@@ -161,7 +162,7 @@ class Store:
         forgotten = 0
         for namespace in self.ladder.namespaces():
             if self.keys.owner_of(namespace.tenant) in found.shredded:
-                forgotten += self.ladder.delete(namespace.fingerprint, None)
+                forgotten += self.ladder.delete(namespace.fingerprint, None, pause=pause)
         _log.info(
             "keys reloaded", extra={"added": found.added, "gone": found.gone, "blocks_forgotten": forgotten}
         )

@@ -18,6 +18,7 @@ from kvstore.rpc import wire
 from kvstore.rpc.packing import LEASES_MAX, count_of, fingerprint_of, keys_of, seconds_of, text_of
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import TRUSTED, Caller, own_leases
+from kvstore.service.class_changes import pause
 from kvstore.service.gate import Gate
 from kvstore.types import Fingerprint
 
@@ -159,7 +160,7 @@ class Verbs:
         def hear(blocks: int, durable: bool) -> None:
             on_deleted(Deleted(blocks, durable))
 
-        self.ladder.delete(namespace, keys, hear)
+        self.ladder.delete(namespace, keys, hear, pause=pause)
 
     def deleted(self, outcome: Deleted) -> pb.DeleteReply:
         """Return the answer to a delete.

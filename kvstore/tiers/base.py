@@ -171,6 +171,11 @@ class FrameShape:
     retention_class: str
     provenance: int
 
+    @property
+    def block_stride_bytes(self) -> int:
+        """Arena and disk bytes of one block, all its parts."""
+        return sum(part.stride_bytes for part in self.parts)
+
 
 FRAME_ROW = np.dtype(
     [

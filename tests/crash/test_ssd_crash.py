@@ -97,8 +97,8 @@ class Script:
             raise Crashed
 
 
-def small_ssd(directory: Path, fs: CrashFileSystem, *, seed: int, tables: bool = True) -> SsdTier:
-    return open_ssd(directory, fs=fs, segment_bytes_max=SEGMENT_BYTES, seed=seed, tables=tables)
+def small_ssd(directory: Path, fs: CrashFileSystem, *, seed: int) -> SsdTier:
+    return open_ssd(directory, fs=fs, segment_bytes_max=SEGMENT_BYTES, seed=seed)
 
 
 def abandon(tier: SsdTier) -> None:

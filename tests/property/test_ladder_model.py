@@ -43,6 +43,16 @@ def test_a_lease_holds_blocks_where_its_own_touch_put_them() -> None:
     run_history(71_000_057, steps=2_000, check_every=200)
 
 
+def test_a_move_does_not_end_the_answer_of_an_owner() -> None:
+    """Blocks that a lease held moved, and its owner was told of more of them than before."""
+    run_history(31_337_000_061, steps=2_000, check_every=200)
+
+
+def test_a_side_part_on_ssd_has_all_its_blocks_there() -> None:
+    """One of several was in flight: the last alone was looked for."""
+    run_history(53_000_000_542, steps=2_000, check_every=50)
+
+
 @pytest.mark.long
 def test_very_long_histories_are_as_the_oracle_says() -> None:
     done, _ = marathon(seed=4, steps=60_000, check_every=50)

@@ -7,7 +7,8 @@ from collections import Counter
 from kvstore.core.catalog import NamespaceState
 from kvstore.core.frames import Frame, Node
 from kvstore.core.ladder import Ladder
-from kvstore.types import PAGE_BYTES
+from kvstore.tiers.base import FrameShape
+from kvstore.types import PAGE_BYTES, split_keys
 
 
 def check_integrity(ladder: Ladder) -> None:
@@ -45,6 +46,12 @@ def _check_tree(state: NamespaceState) -> None:
     assert len(reachable) == len(known)
     for tail, node in runs.tails.items():
         assert node.tail == tail and node in known
+    loose = {node for frame, _ in state.loose._entries.values() for node in frame.nodes}
+    assert set(state.loose.nodes()) == loose
+    for roll in (runs.roll, state.loose.roll):
+        assert len(roll) == len(list(roll)) == sum(len(nodes) for nodes in roll.stretches())
+    for node in known:
+        assert all(node in runs.roll.holding(key) for key in split_keys(node.keys))
 
 
 def _check_node(node: Node) -> None:
@@ -112,7 +119,7 @@ def _check_sleepers(ladder: Ladder) -> None:
     are held by slices without gaps.
     """
     sleepers = ladder._catalog.sleepers
-    count = 0
+    count, held = 0, Counter[tuple[FrameShape, str]]()
     for segment in ladder._catalog.segments:
         awake = {frame.location for frame in segment.frames}
         for sleeper in sleepers.of_segment(segment.number):
@@ -125,8 +132,12 @@ def _check_sleepers(ladder: Ladder) -> None:
             for touch in sleepers.held(sleeper):
                 assert touch.first == end
                 end += touch.count
+                held[sleepers.shape(sleeper), touch.retention_class] += touch.count
             assert end == sleepers.blocks(sleeper)
     assert count == sleepers.count
+    names = sleepers.names
+    counted = {(names.shapes[s], names.classes[c]): n for (s, c), n in sleepers.blocks_held.items() if n}
+    assert counted == held
 
 
 def _check_quotas(ladder: Ladder) -> None:

@@ -28,7 +28,6 @@ def open_ssd(
     seed: int = 0,
     scrub_bytes_per_second: int = 0,
     keys: KeyRing | None = None,
-    tables: bool = True,
 ) -> SsdTier:
     """Return a tier that is not yet recovered; random ids come from the seed and from what is on disk."""
     source = random.Random(f"{seed} {len(list(directory.rglob('*')))}")
@@ -45,7 +44,6 @@ def open_ssd(
         index_bytes_max=index_bytes_max,
         scrub_bytes_per_second=scrub_bytes_per_second,
         keys=keys,
-        tables=tables,
     )
 
 

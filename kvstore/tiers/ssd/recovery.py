@@ -72,7 +72,7 @@ class Recovery:
     def __init__(
         self, *, fs: FileSystem, directory: DataDirectory, table: SegmentTable, store: bytes, clock: Clock,
         health: Health, index_bytes_max: int, namespaces: dict[Fingerprint, Namespace],
-        keys: KeyRing | None = None, tables: bool = True,
+        keys: KeyRing | None = None,
     ) -> None:  # fmt: skip
         self.index: Index | None = None
         self.unsaved: list[Growth] = []
@@ -81,7 +81,7 @@ class Recovery:
         self._clock, self._health, self._index_bytes_max = clock, health, index_bytes_max
         self._namespaces = namespaces
         self._keys = keys
-        self._tables = TableResolver(namespaces, keys) if tables else None
+        self._tables = TableResolver(namespaces, keys)
         self._scanner = Scanner(fs, keys)
         self._page = aligned_buffer(PAGE_BYTES)
         self._tally = Tally()
@@ -232,7 +232,7 @@ class Recovery:
             try:
                 touches = self.index.touches(number)
                 stored = self._stored_table(number, row) if is_whole else None
-                table = self._tables.resolve(number, stored, touches) if self._tables and stored else None
+                table = self._tables.resolve(number, stored, touches) if stored else None
                 if table is None:
                     frame_rows = self._rows_of(handle, state, row, size_bytes)
                 if is_whole and frame_rows and stored is None:

@@ -102,7 +102,6 @@ class SsdTier:
         index_bytes_max: int = INDEX_BYTES_MAX,
         scrub_bytes_per_second: int = 0,
         keys: KeyRing | None = None,
-        tables: bool = True,
     ) -> None:
         self._clock, self._events, self._entropy, self._keys = clock, events, entropy, keys
         self._capacity_bytes = capacity_bytes
@@ -139,7 +138,6 @@ class SsdTier:
             index_bytes_max=index_bytes_max,
             namespaces=self._namespaces,
             keys=keys,
-            tables=tables,
         )
         self._running: _Running | None = None
         self._is_closed = False

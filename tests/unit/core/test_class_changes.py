@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.core.ladder import Ladder
-from kvstore.core.sweep import BATCH_NODES
+from kvstore.core.roll import SHELF_NODES
 from kvstore.errors import InvalidArgument
 from kvstore.retention import CHANGES_MAX, HOUR, UNDO_SECONDS, ClassTable
 from kvstore.types import MissReason, TtlMode
@@ -133,7 +133,7 @@ def test_the_forecast_tells_hours_by_class() -> None:
     rig.clock.advance(HOUR / 2)
     stored(rig, 3, salt=2, retention_class="batch")
     stored(rig, 4, salt=3, retention_class="agent")
-    for salt in range(BATCH_NODES + 1):
+    for salt in range(SHELF_NODES + 1):
         stored(rig, 1, salt=100 + salt, retention_class="chat")
     pauses: list[int] = []
     forecast = rig.ladder.forecast(hours=72, pause=lambda: pauses.append(1))
@@ -144,6 +144,6 @@ def test_the_forecast_tells_hours_by_class() -> None:
         1: (1, 3, 12288),
     }
     assert forecast.later["agent"].blocks == 4
-    assert forecast.later["chat"].runs == BATCH_NODES + 1
+    assert forecast.later["chat"].runs == SHELF_NODES + 1
     rig.clock.advance(0.75 * HOUR)
     assert rig.ladder.forecast(hours=1).expired["batch"].blocks == 2

@@ -154,6 +154,23 @@ def test_a_lease_reads_on_while_its_blocks_move() -> None:
     read_all(rig, chains[0])
 
 
+def test_the_answer_of_an_owner_stands_while_its_blocks_move() -> None:
+    rig, chains = mostly_dead()
+    first = rig.match(chains[0], owner="r1", lease_seconds=60.0)
+    settled(rig)
+    assert copied(rig) > 0
+    longer = rig.keys(4, salt=0)
+    assert longer.startswith(chains[0])
+    put(rig.ladder, rig.space, chains[0][HASH_BYTES:], longer[2 * HASH_BYTES :])
+    second = rig.match(longer, owner="r1", lease_seconds=60.0)
+    assert (first.blocks, second.blocks, rig.length(longer)) == (2, 2, 4)
+    rig.ladder.release(first.lease, used=2)
+    check_integrity(rig.ladder)
+    assert check_extents(rig.ladder, rig.space, longer, second.extents) == 2
+    rig.ladder.delete(rig.space.fingerprint, chains[0])
+    assert rig.match(longer, owner="r1").blocks == 0, "what was deleted has left, wherever it moved"
+
+
 def test_what_is_deleted_while_it_moves_stays_away() -> None:
     rig, chains = mostly_dead()
     rig.tier.manual = True

@@ -12,6 +12,7 @@ from kvstore.types import HASH_BYTES, PAGE_BYTES, Fingerprint, MissReason
 from tests.support.driver import namespace, put
 from tests.support.integrity import check_integrity
 from tests.unit.core.rig import Rig
+from tests.unit.core.test_removal import reopened
 
 
 def restarted(rig: Rig) -> Rig:
@@ -128,3 +129,14 @@ def test_a_flat_namespace_loses_the_given_blocks() -> None:
     rig.ladder.purge(Target(namespace=rig.space.fingerprint, keys=keys[2 * HASH_BYTES :]))
     assert rig.length(keys) == 2
     rig.tick(4 * DAY)
+
+
+def test_what_shared_a_frame_on_ssd_with_what_was_meant_is_told() -> None:
+    rig = Rig()
+    keys = rig.keys(6)
+    put(rig.ladder, rig.space, rig.root, keys, retention_class="batch")
+    rig = reopened(rig)
+    assert rig.match(keys[: 2 * 32], load=False, retention_class="agent").blocks == 2
+    purge = rig.ladder.purge(Target(retention_class="batch"))
+    assert (purge.amount.blocks, purge.also_blocks) == (4, 2)
+    assert rig.length(keys) == 0

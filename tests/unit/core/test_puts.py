@@ -275,6 +275,20 @@ def test_a_side_part_without_its_block_is_not_acknowledged_on_ssd() -> None:
     assert answer.outcomes[-1] == OutcomeRun(PutOutcome.STORED_HOST, 1)
 
 
+def test_a_side_part_of_several_blocks_is_not_acknowledged_on_ssd_while_one_of_them_is_in_flight() -> None:
+    rig = Rig(space=namespace(side="checkpoint"))
+    keys, acks = rig.keys(3), list[CommitAnswer]()
+    middle = ReserveRequest(
+        namespace=rig.space.fingerprint, parent=BlockHash(keys[:32]), keys=keys[32:64], parts=()
+    )
+    assert rig.ladder.reserve(middle).reservation
+    parts = (PartBlocks(0, 0, 3), PartBlocks(1, 1, 2))
+    answer = put(rig.ladder, rig.space, rig.root, keys, parts=parts, ack=AckTier.SSD, acks=acks)
+    assert {run.outcome for told in (answer, *acks) if told for run in told.outcomes} == {
+        PutOutcome.STORED_HOST
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvstore.api import CommitAnswer
 from kvstore.core.limits import Limits
 from kvstore.core.sleepers import RunsAsleep
 from kvstore.core.tags import TagMap, tag_of
-from kvstore.types import MissReason
+from kvstore.types import AckTier, MissReason, PutOutcome
 from tests.support.driver import put
 from tests.support.integrity import check_integrity
 from tests.unit.core.rig import Rig
@@ -88,13 +89,72 @@ def test_a_put_behind_the_end_of_a_frame_asleep_is_found() -> None:
     check_integrity(rig.ladder)
 
 
+def test_a_put_behind_a_block_inside_of_a_frame_asleep_joins_it_at_the_next_match() -> None:
+    """Nothing in memory tells which frame has that block; nobody loses anything by it."""
+    rig, trunk, branch = a_put_behind_a_block_that_sleeps()
+    rig = again(rig)
+    assert rig.length(branch) == 5, "also across a start"
+    now = rig.ladder.wall()
+    assert ends(rig, branch) == [now + 2 * DAY, now + 3 * DAY], "each by its own time so far"
+    use(rig, branch)
+    assert ends(rig, branch) == [now + 3 * DAY] * 2
+    assert ends(rig, trunk) == [now + 3 * DAY, now + 2 * DAY]
+    check_integrity(rig.ladder)
+
+
+def test_a_put_behind_a_block_that_sleeps_expires_by_its_own_time() -> None:
+    rig, _, branch = a_put_behind_a_block_that_sleeps()
+    rig.tick(2 * DAY + 1.0)
+    assert [run.expires_at for run in rig.ladder.list(rig.space.fingerprint).runs if run.host_blocks] == [
+        rig.ladder.wall() + DAY - 1.0
+    ]
+    assert rig.match(branch).reason is MissReason.EXPIRED, "what it follows has ended"
+    rig.tick(DAY)
+    assert (asleep(rig), awake(rig), rig.disk.frames) == (0, 0, {})
+    assert rig.match(branch).reason is MissReason.EXPIRED
+
+
+def a_put_behind_a_block_that_sleeps() -> tuple[Rig, bytes, bytes]:
+    """The trunk was put a day before the branch, and has slept since a start."""
+    rig = Rig()
+    trunk, branch = rig.chain([0, 0, 0, 0, 0, 0]), rig.chain([0, 0, 0, 1, 1])
+    put(rig.ladder, rig.space, rig.root, trunk, retention_class="agent")
+    rig = again(rig)
+    rig.clock.advance(DAY)
+    parent, mine = branch[2 * 32 : 3 * 32], branch[3 * 32 :]
+    acks: list[CommitAnswer] = []
+    put(rig.ladder, rig.space, parent, mine, retention_class="agent", ack=AckTier.SSD, acks=acks)
+    assert [run.outcome for answer in acks for run in answer.outcomes] == [PutOutcome.STORED_SSD]
+    assert (asleep(rig), awake(rig)) == (1, 1), "it waits for what it follows"
+    return rig, trunk, branch
+
+
+def ends(rig: Rig, keys: bytes) -> list[float]:
+    return [run.expires_at for run in rig.ladder.inspect(rig.space.fingerprint, keys=keys)[0]]
+
+
+def test_a_put_of_blocks_inside_of_a_frame_asleep_stores_them_twice_until_the_next_match() -> None:
+    rig = Rig()
+    keys = rig.keys(6)
+    put(rig.ladder, rig.space, rig.root, keys)
+    rig = again(rig)
+    rig.clock.advance(1.0)
+    put(rig.ladder, rig.space, keys[32 : 2 * 32], keys[2 * 32 : 5 * 32])
+    assert (asleep(rig), awake(rig)) == (1, 1)
+    assert rig.length(keys) == 6
+    assert asleep(rig) == 0
+    check_integrity(rig.ladder)
+    (namespace,) = rig.ladder.status().namespaces
+    assert namespace["blocks"] == 6
+
+
 def test_what_nobody_asked_for_in_a_while_falls_asleep_with_its_life() -> None:
     rig = Rig(pages=64)
     keys = rig.keys(6)
     put(rig.ladder, rig.space, rig.root, keys, retention_class="agent")
     rig.tick(DAY)
     use(rig, keys[: 4 * 32])
-    ends = [run.expires_at for run in rig.ladder.inspect(rig.space.fingerprint, keys=keys)[0]]
+    before = ends(rig, keys)
     for salt in range(1, 30):  # out of host memory with it
         put(rig.ladder, rig.space, rig.root, rig.keys(6, salt=salt), retention_class="handoff")
     assert asleep(rig) == 0
@@ -102,7 +162,7 @@ def test_what_nobody_asked_for_in_a_while_falls_asleep_with_its_life() -> None:
         rig.tick(601.0)
     assert asleep(rig) >= 1
     assert rig.length(keys) == 6
-    assert [run.expires_at for run in rig.ladder.inspect(rig.space.fingerprint, keys=keys)[0]] == ends
+    assert ends(rig, keys) == before
     rig.tick(1.0)
     assert rig.length(keys) == 6, "it has just woken: it stays awake"
 
@@ -145,7 +205,8 @@ def test_a_delete_reaches_what_sleeps_behind_a_block_and_copies_of_it() -> None:
     for end in (4, 8, 12):
         put(rig.ladder, rig.space, rig.root, keys[: end * 32])
     rig = reopened(rig)
-    assert rig.ladder.delete(rig.space.fingerprint, keys[5 * 32 : 6 * 32]) == 7
+    left = rig.ladder.delete(rig.space.fingerprint, keys[5 * 32 : 6 * 32])
+    assert left == 8, "one shared a frame with those that were meant"
     assert rig.length(keys) == 5 or rig.length(keys) == 4
     rig = reopened(rig)
     assert rig.length(keys) == 4, "a frame goes as a whole where it is on SSD alone"

@@ -7,6 +7,8 @@ from itertools import pairwise
 from kvstore.core.housekeeping import PAUSE_SECONDS
 from kvstore.trace.requests import TraceRequest
 from kvstore.trace.simulator import Simulator
+from kvstore.types import MissReason
+from tests.unit.core.test_moves import HOUR, OneSegment, stored
 
 RUNS = 40
 NO_LEASE = 0
@@ -80,3 +82,22 @@ def test_a_tick_leaves_its_turn_to_releases_that_are_faster() -> None:
     ended._clock.advance(0.1)
     ended.ladder.tick(pause=lambda: ended.release(1))
     assert ended.frames() == 0, "releases that are too slow help, and the tick goes on"
+
+
+def test_a_segment_that_goes_another_way_halfway_leaves_nothing_on_disk() -> None:
+    rig = OneSegment(pages=2048)
+    stored(rig, 20)
+    rig.clock.advance(2 * HOUR)
+    catalog = rig.ladder.catalog
+    (segment,) = catalog.segments
+
+    def take_the_rest() -> None:
+        if len(segment.frames) == 10:
+            for frame in list(segment.frames):
+                assert frame.location is not None
+                catalog.graves.bury(frame.location, frame.fingerprint)
+                catalog.forget_on_ssd(frame, MissReason.EVICTED)
+
+    rig.ladder.tick(pause=take_the_rest)
+    assert rig.disk.frames == {}
+    assert not catalog.segments.going

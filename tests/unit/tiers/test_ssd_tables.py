@@ -91,8 +91,10 @@ def test_a_sealed_segment_comes_in_one_table_without_keys(tmp_path: Path) -> Non
 
 def test_a_table_says_what_the_rows_say(tmp_path: Path) -> None:
     stored(tmp_path, 3, 1, 7, touched=True)
-    by_rows = open_ssd(tmp_path, tables=False)
+    put_table(tmp_path, 1, None)
+    by_rows = open_ssd(tmp_path)
     rows = list(by_rows.recover())
+    assert not any(isinstance(item, FrameTable) for item in rows)
     by_rows.close(deadline_seconds=WAIT_SECONDS)
     tier = open_ssd(tmp_path)
     assert found_frames(tier) == rows
