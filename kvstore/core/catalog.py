@@ -205,13 +205,6 @@ class Catalog:
             if frame.nodes:
                 self.shrink(frame)
 
-    @staticmethod
-    def tell_waiters(frame: Frame, *, durable: bool) -> None:
-        """Tell those who wait for a frame to be durable how it ended."""
-        waiters, frame.waiters = frame.waiters, ()
-        for waiter in waiters:
-            waiter(durable)
-
     # Departure: the one way out
 
     def drop(self, node: Node, at: int, reason: MissReason, *, cascade: bool = False) -> int:
@@ -250,13 +243,13 @@ class Catalog:
         self.free_blocks(frame, np.arange(held_end, end))
         if frame.location is None:
             # An acknowledgement promises all blocks of the frame; not all of them will be written now.
-            self.tell_waiters(frame, durable=False)
+            frame.tell_waiters(durable=False)
         if frame.nodes:
             if frame.location is not None:
                 self.partial[frame] = None
             self.shrink(frame)
             return
-        self.tell_waiters(frame, durable=False)
+        frame.tell_waiters(durable=False)
         self._count_gone(frame, self.discard(frame), reason)
 
     def discard(self, frame: Frame) -> FrameLocation | None:

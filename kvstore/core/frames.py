@@ -115,6 +115,12 @@ class Frame:
         self.loads: MutableMapping[int, Load] = NOTHING
         self.waiters: tuple[Callable[[bool], None], ...] = ()
 
+    def tell_waiters(self, *, durable: bool) -> None:
+        """Tell those who wait for the frame to be durable how that ended."""
+        waiters, self.waiters = self.waiters, ()
+        for waiter in waiters:
+            waiter(durable)
+
     def hold(self, end: int) -> None:
         """Somebody needs the blocks before `end` where they are."""
         if not self.holds:

@@ -228,7 +228,7 @@ class WriteBack:
 
     def _settle(self, frame: Frame, *, durable: bool) -> None:
         frame.queued = False
-        self._catalog.tell_waiters(frame, durable=durable)
+        frame.tell_waiters(durable=durable)
 
     def retry(self) -> None:
         """Queue again what was refused a while ago and is still in host memory."""
@@ -247,7 +247,7 @@ class WriteBack:
             self._has_progress, self._progress_at = False, monotonic
         if monotonic - self._progress_at >= self._limits.write_seconds_max:
             for frame in [*self._in_flight, *self._queue]:
-                self._catalog.tell_waiters(frame, durable=False)
+                frame.tell_waiters(durable=False)
 
     def take_losses(self) -> None:
         """What the tier found bad leaves it; what host memory still holds is written again. A frame asleep is

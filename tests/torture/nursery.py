@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from kvstore.client import Client, ClientLimits, OpenNamespace, Transport
-from kvstore.client import framed as _framed
+from kvstore.client import framed_packets as _framed_packets
 from kvstore.client import mapped as _mapped
 from kvstore.client import session as _session
 from kvstore.rpc.v1 import data_pb2 as pb
@@ -33,7 +33,7 @@ from tests.torture.workload import (
 )
 
 # Typed as anything: their insides are replaced.
-framed: Any = _framed
+packets: Any = _framed_packets
 mapped: Any = _mapped
 session: Any = _session
 SECONDS = 60.0
@@ -62,9 +62,8 @@ class Stops:
     def install(self) -> None:
         """Put the steps into the client: what is sent, what is answered, and the copies."""
         submit, release, deliver = session.Session.submit, session.Session.release, session.Session._deliver
-        copy_in, copy_out, messages, receive = (
-            mapped.copy_in, mapped.copy_out, framed._messages, framed._Receiver.chunk,
-        )  # fmt: skip
+        copy_in, copy_out = mapped.copy_in, mapped.copy_out
+        put, batches, receive = packets.put, packets._batches, packets._blocks
         stops = self
 
         def submitting(self: Any, request: pb.SessionRequest, *args: Any, **more: Any) -> int:
@@ -89,26 +88,29 @@ class Stops:
 
             return copying
 
-        def sending(*args: Any) -> Iterator[pb.PutRequest]:
-            for index, message in enumerate(messages(*args)):
-                stops.reach(
-                    ("framed put begun", "framed put header")[index] if index < 2 else "framed put half"
-                )
-                yield message
+        def putting(*args: Any, **more: Any) -> Any:
+            stops.reach("framed put begun")
+            return put(*args, **more)
+
+        def sending(*args: Any) -> Iterator[Any]:
+            for index, batch in enumerate(batches(*args)):
+                stops.reach("framed put half" if index else "framed put header")
+                yield batch
             stops.reach("framed put all")
 
-        def receiving(self: Any, chunk: Any) -> None:
+        def receiving(*args: Any) -> Any:
             stops.reach("framed fetch begun")
-            receive(self, chunk)
+            following = receive(*args)
             stops.reach("framed fetch half")
+            return following
 
         session.Session.submit = submitting
         session.Session.release = releasing
         session.Session._deliver = delivering
         mapped.copy_in, mapped.copy_out = around(copy_in, "fill"), around(copy_out, "fetch")
         mapped.STEP_BYTES = BLOCK_BYTES
-        framed._messages = sending
-        framed._Receiver.chunk = receiving
+        packets.BATCH_BYTES = BLOCK_BYTES
+        packets.put, packets._batches, packets._blocks = putting, sending, receiving
 
 
 def all_verbs(namespace: OpenNamespace) -> str:
