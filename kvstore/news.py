@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,30 @@ def joined(news: Sequence[Progress]) -> Progress:
     last = news[-1]
     extents = joined_extents(extent for progress in news for extent in progress.extents)
     return Progress(last.lease, extents, last.done, last.blocks, last.reason)
+
+
+def within(progress: Progress, first: int, blocks: int) -> Progress:
+    """Return news with the extents of blocks [first, first + blocks) alone, of all from `first` on for 0."""
+    if not first and not blocks:
+        return progress
+    cut = (_cut(extent, first, first + blocks if blocks else None) for extent in progress.extents)
+    return replace(progress, extents=tuple(extent for extent in cut if extent.count))
+
+
+def _cut(extent: Extent, first: int, end: int | None) -> Extent:
+    start = min(max(0, first - extent.first), extent.count)
+    stop = extent.count if end is None else min(max(start, end - extent.first), extent.count)
+    if stop - start == extent.count:
+        return extent
+    width = len(extent.digests) // extent.count
+    return Extent(
+        extent.part,
+        extent.first + start,
+        extent.slots[start:stop],
+        extent.generations[start:stop],
+        extent.lengths[start:stop],
+        extent.digests[start * width : stop * width],
+    )
 
 
 def joined_extents(extents: Iterable[Extent]) -> tuple[Extent, ...]:

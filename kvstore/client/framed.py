@@ -36,7 +36,8 @@ def fetch_framed(
     Errors: what the daemon says; DeadlineExceeded; TierUnavailable on an ended link or nonsense.
     """
     receiver = Receiver(layout, into, delivery, verify=verify)
-    request = pb.FetchRequest(lease=lease, parts=sorted(into), payload=True)
+    first, blocks = delivery.first, delivery.limit - delivery.first
+    request = pb.FetchRequest(lease=lease, parts=sorted(into), payload=True, first=first, blocks=blocks)
     with link.use():
         try:
             framed_packets.fetch(link.payload, layout, request, receiver, deadline=deadline)

@@ -52,6 +52,9 @@ class Kind(IntEnum):
     """No body."""
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
+
 class Header(NamedTuple):
     """What is in front of a body of `size` bytes."""
 
@@ -72,13 +75,12 @@ def header_of(data: bytes | bytearray | memoryview, *, limit: int) -> Header:
     Errors: InvalidArgument on an unknown kind or a body above `limit` bytes: what follows cannot be read.
     """
     kind, size, part, block, offset, _ = _HEADER.unpack(data)
-    try:
-        header = Header(Kind(kind), size, part, block, offset)
-    except ValueError:
-        raise InvalidArgument(f"packet: kind {kind} is not known") from None
+    known = _KINDS.get(kind)
+    if known is None:
+        raise InvalidArgument(f"packet: kind {kind} is not known")
     if size > limit:
         raise InvalidArgument(f"packet: the limit is {limit} bytes, got {size}")
-    return header
+    return Header(known, size, part, block, offset)
 
 
 def packet(kind: Kind, body: bytes = b"") -> bytes:

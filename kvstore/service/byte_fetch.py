@@ -11,6 +11,7 @@ import numpy as np
 from kvstore.api import Extent, Progress
 from kvstore.errors import DeadlineExceeded, LeaseExpired, ShuttingDown
 from kvstore.layout import Layout
+from kvstore.news import within
 from kvstore.rpc import wire
 from kvstore.rpc.packets import Header, Kind, packet
 from kvstore.rpc.pipe import VIEWS_MAX, View, countdown
@@ -61,6 +62,7 @@ class FetchExchange(Exchange):
                 raise ShuttingDown("daemon: it ends, a fetch was under way")
 
     def _send(self, progress: Progress, request: pb.FetchRequest, layout: Layout) -> None:
+        progress = within(progress, request.first, request.blocks)
         message = packet(Kind.PROGRESS, wire.progress_to_wire(progress, layout=layout).SerializeToString())
         wanted = [e for e in progress.extents if not request.parts or e.part in request.parts]
         if not request.payload or not wanted:

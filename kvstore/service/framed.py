@@ -25,6 +25,7 @@ from kvstore.api import (
 from kvstore.errors import DeadlineExceeded, InvalidArgument, LeaseExpired
 from kvstore.events import Events
 from kvstore.layout import Layout
+from kvstore.news import within
 from kvstore.rpc import wire
 from kvstore.rpc.channel import CHUNK_BYTES_MAX
 from kvstore.rpc.v1 import data_pb2 as pb
@@ -202,6 +203,7 @@ class Framed:
         self, progress: Progress, request: pb.FetchRequest, context: FetchContext, layout: Layout
     ) -> None:
         boot_id = self._verbs.boot_id
+        progress = within(progress, request.first, request.blocks)
         wanted = [e for e in progress.extents if not request.parts or e.part in request.parts]
         event = wire.progress_to_wire(progress, layout=layout)
         await self._write(context, pb.FetchReply(progress=event, boot_id=boot_id))

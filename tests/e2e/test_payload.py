@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,10 +87,38 @@ def comes_back(client: Client) -> None:
     assert np.array_equal(into, source)
 
 
-def gauge(home: Home, name: str) -> float:
+def status(home: Home) -> Any:
     with Wire(home.address) as tool:
-        status = json.loads(tool.admin.Status(admin_pb2.StatusRequest()).document)
-    return float(status["gauges"][name])
+        return json.loads(tool.admin.Status(admin_pb2.StatusRequest()).document)
+
+
+def gauge(home: Home, name: str) -> float:
+    return float(status(home)["gauges"][name])
+
+
+def sent(home: Home) -> float:
+    """Return how many bytes of payload the daemon has sent."""
+    counters = status(home)["counters"]
+    return float(sum(value for name, value in counters.items() if "framed_bytes" in name and "out" in name))
+
+
+@pytest.mark.parametrize("port", ["next", "off"])
+def test_of_a_window_only_its_blocks_travel(home: Home, port: str) -> None:
+    with (
+        Served(home, *tcp_flags(home), "--set", f"server.byte_port={port}") as daemon,
+        Client(daemon.fact("tcp"), token=TOKEN, limits=LIMITS) as client,
+    ):
+        comes_back(client)
+        namespace = client.open(SPACE)
+        keys, source = prompt(namespace)
+        match = namespace.match(keys, deadline_seconds=SECONDS)
+        before = sent(home)
+        into = np.zeros((5, BLOCK), np.uint8)
+        fetched = namespace.fetch(match, into, first=7, blocks=5, deadline_seconds=SECONDS)
+        assert fetched.blocks == 5
+        assert np.array_equal(into, source[7:12])
+        assert sent(home) - before == into.nbytes
+        assert len(link_of(client).payload) == (port == "next"), "the connection serves again"
 
 
 def test_over_tcp_it_has_a_port_of_its_own(home: Home) -> None:

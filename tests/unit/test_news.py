@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvstore.api import Extent, Progress
-from kvstore.news import joined
+from kvstore.news import joined, within
 from kvstore.types import MissReason
 
 
@@ -37,3 +37,13 @@ def test_the_last_word_counts() -> None:
     assert (found.lease, found.done, found.blocks, found.reason) == (7, True, 3, MissReason.CORRUPT)
     assert plain(found) == plain(news(extent(0, 0, 3)))
     assert joined([end]) is end
+
+
+def test_a_window_of_news() -> None:
+    told = news(extent(0, 0, 6), extent(0, 7, 2), extent(1, 3, 1), done=True, blocks=9)
+    assert within(told, 0, 0) is told
+    assert plain(within(told, 4, 4)) == plain(news(extent(0, 4, 2), extent(0, 7, 1)))
+    assert plain(within(told, 3, 1)) == plain(news(extent(0, 3, 1), extent(1, 3, 1)))
+    assert plain(within(told, 5, 0)) == plain(news(extent(0, 5, 1), extent(0, 7, 2)))
+    assert plain(within(told, 9, 3)) == []
+    assert (within(told, 4, 4).done, within(told, 4, 4).blocks) == (True, 9)

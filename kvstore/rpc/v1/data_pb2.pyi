@@ -679,14 +679,18 @@ class PutReply(_message.Message):
     def __init__(self, outcomes: _Optional[_Iterable[_Union[OutcomeRun, _Mapping]]] = ..., boot_id: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("lease", "parts", "payload")
+    __slots__ = ("lease", "parts", "payload", "first", "blocks")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     lease: int
     parts: _containers.RepeatedScalarFieldContainer[int]
     payload: bool
-    def __init__(self, lease: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., payload: bool = ...) -> None: ...
+    first: int
+    blocks: int
+    def __init__(self, lease: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., payload: bool = ..., first: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class FetchReply(_message.Message):
     __slots__ = ("progress", "chunk", "boot_id")
