@@ -36,6 +36,18 @@ GROUPS: dict[str, Group] = {
     for group in (
         Group("host", (rows.HOST_HIT, rows.HOST_HIT_VERIFIED, rows.HOST_HIT_LAYERED)),
         Group("put", (rows.PUT, rows.PUT_ONE_THREAD)),
+        Group(
+            "steps",
+            (
+                rows.HIT_MATCH,
+                rows.HIT_FETCH,
+                rows.HIT_RELEASE,
+                rows.PUT_RESERVE,
+                rows.PUT_FILL,
+                rows.PUT_COMMIT,
+            ),
+            only_named=True,
+        ),
         Group("ssd", (rows.SSD_READ, rows.SSD_HIT)),
         Group("encryption", (rows.SSD_ENCRYPTED,)),
         Group("match", (rows.MATCH_600, rows.MATCH_7800)),

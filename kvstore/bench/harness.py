@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from kvstore.bench.rows import Better, Row, RowSpec
 from kvstore.cli.child import ChildDaemon
 
+T = TypeVar("T")
 Action = Callable[[], float]
 """Does the thing once and returns the seconds that count; what it prepares or clears away does not."""
 ROUNDS, ROUNDS_QUICK, WARM_UP_ROUNDS = 15, 5, 2
@@ -45,6 +47,17 @@ class Bench:
                 if number >= 0:
                     taken[name].append(seconds)
         return Timings(taken)
+
+    def together(
+        self, label: str, once: Callable[[], dict[str, float]], *, warm_up: int = WARM_UP_ROUNDS
+    ) -> Timings:
+        """Run what measures several steps of one thing once a round, and return the seconds of each."""
+        rounds: list[dict[str, float]] = []
+        for number in range(-warm_up, self.rounds):
+            self.tell(f"{label}, round {max(number + 1, 0)} of {self.rounds}")
+            with no_collection():
+                rounds.append(once())
+        return Timings({name: [seconds[name] for seconds in rounds[warm_up:]] for name in rounds[0]})
 
     @contextmanager
     def daemon(self, *, arena_bytes: int, settings: dict[str, str] | None = None) -> Iterator[ChildDaemon]:
@@ -113,6 +126,13 @@ def timed(action: Callable[[], object]) -> float:
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
+
+
+def timed_of(action: Callable[[], T]) -> tuple[float, T]:
+    """Return the seconds that one call takes, and what it returns."""
+    began = time.perf_counter()
+    found = action()
+    return time.perf_counter() - began, found
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def test_a_row_has_the_fields_of_the_contract() -> None:
 
 def test_groups_are_chosen_by_name_once() -> None:
     assert [group.name for group in choose(["put", "host", "put"])] == ["put", "host"]
-    with pytest.raises(InvalidArgument, match=r"'nope'; there is: host, put, ssd, encryption, match"):
+    with pytest.raises(InvalidArgument, match=r"'nope'; there is: host, put, steps, ssd, encryption, match"):
         choose(["host", "nope"])
 
 
