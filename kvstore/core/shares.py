@@ -70,6 +70,7 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._queues: dict[int, OrderedDict[T, None]] = {}
         self._turns: deque[int] = deque()
+        self._count = 0
 
     def append(self, item: T, *, session: int) -> None:
         """Queue an item behind those of its session."""
@@ -77,6 +78,7 @@ class FairQueue(Generic[T]):
         if queue is None:
             queue = self._queues[session] = OrderedDict()
             self._turns.append(session)
+        self._count += item not in queue
         queue[item] = None
 
     def popleft(self) -> T:
@@ -84,6 +86,7 @@ class FairQueue(Generic[T]):
         session = self._turns.popleft()
         queue = self._queues[session]
         item, _ = queue.popitem(last=False)
+        self._count -= 1
         if queue:
             self._turns.append(session)
         else:
@@ -97,6 +100,7 @@ class FairQueue(Generic[T]):
         """
         queue = self._queues[session]
         del queue[item]
+        self._count -= 1
         if not queue:
             del self._queues[session]
             self._turns.remove(session)
@@ -110,4 +114,4 @@ class FairQueue(Generic[T]):
             yield from list(queue)
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        return self._count
