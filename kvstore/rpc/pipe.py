@@ -23,7 +23,7 @@ VIEWS_MAX = min(512, os.sysconf("SC_IOV_MAX"))
 SLACK_SECONDS = 0.02
 """A wait may be longer by so much: to set it anew for each call costs more than a small block."""
 LINGER_SECONDS, LINGER_BYTES = 1.0, 64 << 10
-LOCAL_BUFFER_BYTES = {socket.AF_UNIX: 512 << 10, socket.AF_INET: 128 << 10, socket.AF_INET6: 128 << 10}
+LOCAL_BUFFER_BYTES = {socket.AF_UNIX: 512 << 10, socket.AF_INET: 256 << 10, socket.AF_INET6: 256 << 10}
 """Of a socket whose other end is on this machine: what lies between both ends stays in the cache of a core.
 Left to itself, the kernel lets megabytes lie there, and TCP moves 3 GB/s in place of 4.5. It takes twice the
 number, for its own needs.
