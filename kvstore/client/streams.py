@@ -147,7 +147,8 @@ class PacketStream:
 
     def leave_to_parent(self) -> None:
         """Close this process's descriptor: the daemon hears of the parent's end when it comes."""
-        os.close(self._socket.detach())
+        if (number := self._socket.detach()) >= 0:
+            os.close(number)
 
 
 def _packed(request: pb.SessionRequest) -> bytes:

@@ -225,3 +225,11 @@ def test_a_session_outlives_no_daemon(tmp_path: Path) -> None:
         assert namespace.match(keys, deadline_seconds=SECONDS).blocks == 0
         daemon.stop()
         until(lambda: client.runtime.connection.current is None)
+
+
+def test_a_stream_that_is_over_can_be_left_to_the_parent() -> None:
+    ours, daemon = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    stream = PacketStream(ours)
+    daemon.close()
+    assert list(stream.replies()) == []
+    stream.leave_to_parent()
