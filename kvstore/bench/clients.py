@@ -26,7 +26,7 @@ def run(bench: Bench) -> Iterator[Row]:
         with Client(child.address) as client:
             namespace = client.open(prompt.block_major("clients"))
             for seed in range(COPIERS):
-                Prompt.draw(namespace, BLOCKS, seed=seed).store(source, retention_class="swa")
+                Prompt.draw(namespace, BLOCKS, seed=seed).store(source, retention_class=prompt.HOST_ONLY)
         bench.tell(f"starting {MATCHERS} clients")
         with Crew(child.address, [number % COPIERS for number in range(MATCHERS)]) as crew:
             yield _copiers(bench, crew)

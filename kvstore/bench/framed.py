@@ -35,7 +35,7 @@ def run(bench: Bench) -> Iterator[Row]:
             address = daemon.status()["tcp_address"]
         limits = ClientLimits(plaintext_on_loopback=True)
         remote = stack.enter_context(Client(address, token=token, limits=limits))
-        Prompt.draw(mapped.open(space), PIECES, seed=1).store(source, retention_class="swa")
+        Prompt.draw(mapped.open(space), PIECES, seed=1).store(source, retention_class=prompt.HOST_ONLY)
         stored = Prompt.draw(remote.open(space), PIECES, seed=1)
         plain = stack.enter_context(closing(Loopback(source)))
         timings = bench.alternate(

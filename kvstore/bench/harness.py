@@ -39,8 +39,7 @@ class Bench:
         """Run every action once a round, in turns of order, and return the seconds of each."""
         taken: dict[str, list[float]] = {name: [] for name in actions}
         order = list(actions)
-        for number in range(-warm_up, self.rounds):
-            self.tell(f"{label}, round {max(number + 1, 0)} of {self.rounds}")
+        for number in self._rounds(label, warm_up):
             for name in order if number % 2 else reversed(order):
                 with no_collection():
                     seconds = actions[name]()
@@ -53,11 +52,16 @@ class Bench:
     ) -> Timings:
         """Run what measures several steps of one thing once a round, and return the seconds of each."""
         rounds: list[dict[str, float]] = []
-        for number in range(-warm_up, self.rounds):
-            self.tell(f"{label}, round {max(number + 1, 0)} of {self.rounds}")
+        for _ in self._rounds(label, warm_up):
             with no_collection():
                 rounds.append(once())
         return Timings({name: [seconds[name] for seconds in rounds[warm_up:]] for name in rounds[0]})
+
+    def _rounds(self, label: str, warm_up: int) -> Iterator[int]:
+        """Yield the numbers of the rounds, those below 0 to warm up, and tell of each."""
+        for number in range(-warm_up, self.rounds):
+            self.tell(f"{label}, round {max(number + 1, 0)} of {self.rounds}")
+            yield number
 
     @contextmanager
     def daemon(self, *, arena_bytes: int, settings: dict[str, str] | None = None) -> Iterator[ChildDaemon]:

@@ -11,8 +11,6 @@ from kvstore.bench.rows import Row
 from kvstore.client import Client, ClientLimits
 
 ARENA_BYTES = 384 << 20
-HOST_ONLY = "swa"
-"""A class that never leaves host memory: no write-behind runs beside what is measured."""
 
 
 def run(bench: Bench) -> Iterator[Row]:
@@ -30,7 +28,7 @@ def run(bench: Bench) -> Iterator[Row]:
 
 def _plain(bench: Bench, client: Client, source: prompt.Array, into: prompt.Array) -> Row:
     stored = Prompt.draw(client.open(prompt.block_major("host")), BLOCKS, seed=1)
-    stored.store(source, retention_class=HOST_ONLY)
+    stored.store(source, retention_class=prompt.HOST_ONLY)
     timings = bench.alternate(
         "host_hit",
         hit=lambda: timed(lambda: stored.fetch(into, verify=False)),
@@ -52,7 +50,7 @@ def _verified(bench: Bench, client: Client, source: prompt.Array, into: prompt.A
 
 def _layered(bench: Bench, client: Client, source: prompt.Array, into: prompt.Array) -> Row:
     stored = Prompt.draw(client.open(prompt.layer_major("host-layered")), BLOCKS, seed=1)
-    stored.store(source, retention_class=HOST_ONLY)
+    stored.store(source, retention_class=prompt.HOST_ONLY)
     layers = prompt.layer_buffers(BLOCKS)
     timings = bench.alternate(
         "host_hit_layered",

@@ -33,7 +33,7 @@ def run(bench: Bench) -> Iterator[Row]:
         namespace = client.open(identity)
         for spec, blocks in ((rows.MATCH_600, prompt.BLOCKS), (rows.MATCH_7800, BLOCKS_LONG)):
             asked = Prompt.draw(namespace, blocks, seed=blocks)
-            asked.store(prompt.random_bytes(blocks, BLOCK_BYTES, seed=3), retention_class="swa")
+            asked.store(prompt.random_bytes(blocks, BLOCK_BYTES, seed=3), retention_class=prompt.HOST_ONLY)
             yield _row(bench, spec, asked, admin)
 
 

@@ -89,14 +89,14 @@ def measure(bench: Bench, worker: Worker) -> Iterator[tuple[str, Timings]]:
     ):
         namespace = client.open(prompt.block_major("peers"))
         kept = Prompt.draw(namespace, BLOCKS, seed=0)
-        kept.store(source, retention_class="swa")
+        kept.store(source, retention_class=prompt.HOST_ONLY)
 
         def copy() -> float:
             return timed(lambda: copy_blocks(source, into))
 
         def put() -> float:
             fresh = Prompt.draw(namespace, BLOCKS, seed=next(seeds))
-            taken = timed(lambda: fresh.store(source, retention_class="swa"))
+            taken = timed(lambda: fresh.store(source, retention_class=prompt.HOST_ONLY))
             drain(admin)
             namespace.delete(fresh.keys)
             return taken

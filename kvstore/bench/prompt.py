@@ -23,6 +23,8 @@ BLOCK_BYTES = 114_048
 LAYERS = 44
 """DeepSeek-V4.1: 600 blocks of 128 tokens are a prompt of 77K."""
 LAYER_RANGES = 11
+HOST_ONLY = "swa"
+"""A class that never leaves host memory: no write-behind runs beside what is measured."""
 DEADLINE_SECONDS = 20.0
 PROMPTS_IN_TURN = 3
 TURN_ARENA_BYTES = 96 << 20

@@ -97,44 +97,21 @@ PUT_ONE_THREAD = RowSpec(
     baseline=PLAIN_COPY,
     bar=None,
 )
-HIT_MATCH = RowSpec(
-    name="hit_match",
-    what="ask for 600 blocks right behind a plain copy, the first step of host_hit",
-    baseline=PLAIN_COPY,
-    bar=None,
-    better=Better.LOWER,
+
+
+def _step(name: str, what: str) -> RowSpec:
+    """A step of a hit or a put, as a share of a plain copy: it has no bar of its own."""
+    return RowSpec(name=name, what=what, baseline=PLAIN_COPY, bar=None, better=Better.LOWER)
+
+
+HIT_MATCH = _step("hit_match", "ask for 600 blocks right behind a plain copy, the first step of host_hit")
+HIT_FETCH = _step("hit_fetch", "copy them out, the second step")
+HIT_RELEASE = _step("hit_release", "give the lease back, the last step: nothing is waited for")
+PUT_RESERVE = _step(
+    "put_reserve", "ask for the slots of 600 new blocks right behind a plain copy, the first step of put"
 )
-HIT_FETCH = RowSpec(
-    name="hit_fetch",
-    what="copy them out, the second step",
-    baseline=PLAIN_COPY,
-    bar=None,
-    better=Better.LOWER,
-)
-HIT_RELEASE = RowSpec(
-    name="hit_release",
-    what="give the lease back, the last step: nothing is waited for",
-    baseline=PLAIN_COPY,
-    bar=None,
-    better=Better.LOWER,
-)
-PUT_RESERVE = RowSpec(
-    name="put_reserve",
-    what="ask for the slots of 600 new blocks right behind a plain copy, the first step of put",
-    baseline=PLAIN_COPY,
-    bar=None,
-    better=Better.LOWER,
-)
-PUT_FILL = RowSpec(
-    name="put_fill",
-    what="copy the blocks into their slots and take their digests, the second step",
-    baseline=PLAIN_COPY,
-    bar=None,
-    better=Better.LOWER,
-)
-PUT_COMMIT = RowSpec(
-    name="put_commit", what="publish them, the last step", baseline=PLAIN_COPY, bar=None, better=Better.LOWER
-)
+PUT_FILL = _step("put_fill", "copy the blocks into their slots and take their digests, the second step")
+PUT_COMMIT = _step("put_commit", "publish them, the last step")
 SSD_READ = RowSpec(
     name="ssd_read",
     what="read records from SSD into the arena and verify them, in process, page cache bypassed",

@@ -66,7 +66,7 @@ def _match(bench: Bench, stack: ExitStack, many: ChildDaemon, few: ChildDaemon, 
     def matcher(daemon: ChildDaemon) -> Callable[[], float]:
         client = stack.enter_context(Client(daemon.address))
         asked = Prompt.draw(client.open(prompt.block_major("filled")), prompt.BLOCKS, seed=11)
-        asked.store(source, retention_class="swa")
+        asked.store(source, retention_class=prompt.HOST_ONLY)
 
         def match_all() -> None:
             for _ in range(calls):

@@ -17,8 +17,6 @@ from kvstore.client import Client, ClientLimits, OpenNamespace
 from kvstore.errors import TierUnavailable
 
 ARENA_BYTES = 384 << 20
-HOST_ONLY = "swa"
-"""A class that never leaves host memory: no write-behind runs beside what is measured."""
 
 
 def run(bench: Bench) -> Iterator[Row]:
@@ -36,7 +34,7 @@ def run(bench: Bench) -> Iterator[Row]:
 
 def _hit(bench: Bench, namespace: OpenNamespace, source: prompt.Array, into: prompt.Array) -> Iterator[Row]:
     stored = Prompt.draw(namespace, BLOCKS, seed=0)
-    stored.store(source, retention_class=HOST_ONLY)
+    stored.store(source, retention_class=prompt.HOST_ONLY)
 
     def once() -> dict[str, float]:
         copied = timed(lambda: copy_blocks(source, into))
@@ -59,7 +57,7 @@ def _put(bench: Bench, namespace: OpenNamespace, source: prompt.Array, into: pro
         fresh = Prompt.draw(namespace, BLOCKS, seed=next(seeds))
         copied = timed(lambda: copy_blocks(source, into))
         with_reserve, lent = timed_of(
-            lambda: namespace.reserve(namespace.root, fresh.keys, retention_class=HOST_ONLY)
+            lambda: namespace.reserve(namespace.root, fresh.keys, retention_class=prompt.HOST_ONLY)
         )
         with_fill, digests = timed_of(lambda: namespace.fill(lent, source))
         with_commit, put = timed_of(lambda: namespace.commit(lent, digests))

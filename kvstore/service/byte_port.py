@@ -17,15 +17,14 @@ from google.protobuf.message import DecodeError
 
 from kvstore.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Overloaded, ShuttingDown
 from kvstore.events import Events
-from kvstore.rpc.packets import Header, Kind, packet
+from kvstore.rpc.packets import Header, Kind
 from kvstore.rpc.pipe import Pipe, countdown
-from kvstore.rpc.status import error_to_wire
-from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import Caller
 from kvstore.service.byte_fetch import FetchExchange
 from kvstore.service.byte_put import PutExchange
 from kvstore.service.exchange import Desk, Exchange, Then
 from kvstore.service.limits import Budget
+from kvstore.service.streams import error_packet
 from kvstore.service.verbs import Verbs
 
 _log = logging.getLogger(__name__)
@@ -100,7 +99,7 @@ class BytePort:
                         return
         except KVStoreError as error:
             with contextlib.suppress(OSError):
-                pipe.write([self._noted(error)], countdown(TELL_SECONDS))
+                pipe.write([error_packet(error, self._desk.events)], countdown(TELL_SECONDS))
                 pipe.linger()
         except OSError as error:
             _log.debug("payload connection lost", extra={"peer": peer, "error": repr(error)})
@@ -185,7 +184,7 @@ class BytePort:
             error = self._error_of(exchange, header, caller)
             if error is None:
                 return True
-            message = self._noted(error)
+            message = error_packet(error, self._desk.events)
             then = Then.CLOSE if caller.withdrawn and exchange.then is Then.GO_ON else exchange.then
             if then is not Then.CUT:
                 pipe.write([message], countdown(TELL_SECONDS))
@@ -211,10 +210,3 @@ class BytePort:
             exchange.then = Then.CLOSE if exchange.then is Then.GO_ON else exchange.then
             return error
         return None
-
-    def _noted(self, error: Exception) -> bytes:
-        """Count an error and return the packet that tells of it."""
-        message = error_to_wire(error)
-        code = pb.ErrorCode.Name(message.code).removeprefix("ERROR_CODE_").lower()
-        self._desk.events.add("kvstore_rpc_errors_total", code=code)
-        return packet(Kind.ERROR, message.SerializeToString())

@@ -13,13 +13,13 @@ from typing import Any
 
 from kvstore.errors import InvalidArgument, KVStoreError, Overloaded
 from kvstore.events import Events
-from kvstore.rpc.packets import GREETING_BYTES_MAX, HEADER_BYTES, Kind, header_of, packet
+from kvstore.rpc.packets import GREETING_BYTES_MAX, HEADER_BYTES, header_of
 from kvstore.rpc.v1 import data_pb2 as pb
 from kvstore.service.access import Caller, CallerWith
 from kvstore.service.byte_port import BytePort
 from kvstore.service.greetings import greeting_back, greeting_in
 from kvstore.service.session import Sessions
-from kvstore.service.streams import PacketStream, counted_error
+from kvstore.service.streams import PacketStream, error_packet
 
 _log = logging.getLogger(__name__)
 GREETING_SECONDS = 10.0
@@ -96,9 +96,9 @@ class PlainSocket:
             try:
                 purpose, caller = await self._greeted(accepted)
             except KVStoreError as error:
-                refusal = counted_error(error, self._events)
+                refusal = error_packet(error, self._events)
                 with suppress(OSError):  # nobody there to hear it
-                    accepted.send(packet(Kind.ERROR, refusal.SerializeToString()))
+                    accepted.send(refusal)
                 return
             except OSError as error:  # TimeoutError among them
                 _log.debug("no greeting", extra={"error": repr(error)})

@@ -52,6 +52,11 @@ def counted_error(error: BaseException, events: Events) -> pb.Error:
     return message
 
 
+def error_packet(error: BaseException, events: Events) -> bytes:
+    """Return the packet that tells a client of an error, and count it."""
+    return packet(Kind.ERROR, counted_error(error, events).SerializeToString())
+
+
 class GrpcStream:
     """The stream of the Session method."""
 
@@ -167,8 +172,7 @@ class PacketStream(asyncio.Protocol):
 
     async def refuse(self, error: KVStoreError) -> None:
         """Send an error and close; a client that does not read will not hear of it."""
-        message = counted_error(error, self._events)
-        self._transport.write(packet(Kind.ERROR, message.SerializeToString()))
+        self._transport.write(error_packet(error, self._events))
         self.close()
 
     def close(self) -> None:
