@@ -34,13 +34,6 @@ WORKER = Path(__file__).with_name("client_worker.py")
 
 
 @pytest.fixture
-def home() -> Iterator[Home]:
-    made = Home()
-    yield made
-    made.remove()
-
-
-@pytest.fixture
 def daemon(home: Home) -> Iterator[Served]:
     with Served(home) as running:
         yield running

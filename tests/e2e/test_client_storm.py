@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,6 @@ from tests.e2e.storm_worker import NAMESPACE
 WORKER = Path(__file__).with_name("storm_worker.py")
 SECONDS = 20.0
 SEED = 1
-
-
-@pytest.fixture
-def home() -> Iterator[Home]:
-    made = Home()
-    yield made
-    made.remove()
 
 
 def worker(home: Home, seed: int, seconds: float) -> subprocess.Popen[str]:

@@ -32,13 +32,6 @@ from tests.e2e.served import Home, Served, Wire, refused
 TOKEN = "correct-horse-battery-staple"
 
 
-@pytest.fixture
-def home() -> Iterator[Home]:
-    made = Home()
-    yield made
-    made.remove()
-
-
 @pytest.fixture(scope="module")
 def shared_daemon() -> Iterator[Served]:
     """One daemon for the tests that leave it as it was; each has keys of its own."""

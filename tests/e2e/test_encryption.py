@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,13 +21,6 @@ from tests.e2e.served import Home, Served
 BLOCKS = 12
 SECONDS = 30.0
 PAYLOAD = prompt.random_bytes(BLOCKS, BLOCK_BYTES, seed=1)
-
-
-@pytest.fixture
-def home() -> Iterator[Home]:
-    made = Home()
-    yield made
-    made.remove()
 
 
 def keys(home: Home, *arguments: str) -> str:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,6 @@ LIMITS = ClientLimits(plaintext_on_loopback=True, breaker_seconds=0.1, breaker_s
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is no reason for another way."""
     monkeypatch.setattr("kvstore.client.payload.DIAL_SECONDS", SECONDS)
-
-
-@pytest.fixture
-def home() -> Iterator[Home]:
-    made = Home()
-    yield made
-    made.remove()
 
 
 def token_flags(home: Home) -> list[str]:

@@ -33,13 +33,6 @@ WAYS = {"packets": (), "streams": ("--set", "server.byte_port=off")}
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 
 
-@pytest.fixture
-def home() -> Iterator[Home]:
-    made = Home()
-    yield made
-    made.remove()
-
-
 def tokens_flags(home: Home) -> list[str]:
     """Write a tokens file with both tenants and an administrator; return the flag that names it."""
     file = probes.tokens_file(home.root / "tokens.toml")

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -25,13 +24,6 @@ PROMPTS = 6
 SECONDS = 20.0
 PATIENCE_SECONDS = 100.0
 HITS = 4 * BLOCKS
-
-
-@pytest.fixture
-def home() -> Iterator[Home]:
-    made = Home()
-    yield made
-    made.remove()
 
 
 class Load(threading.Thread):
